@@ -518,7 +518,7 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         bits=config.quantization.weights,
         group=config.quantization.group_size,
         head=config.quantization.head,
-        fp8=config.hardware.kernels == "triton",
+        triton=config.hardware.kernels == "triton",
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
     # On a CPU, all ranks share the same memory.

@@ -10,6 +10,7 @@ from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.block_copy import BLOCK_COPY
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.embedding import EMBEDDING
+from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.schedule import EXPERT_SCHEDULE
@@ -17,6 +18,7 @@ from kernels.experts.sum import EXPERT_SUM
 from kernels.finite import FINITE_ROWS
 from kernels.fp8_matmul import FP8_MATMUL
 from kernels.head_matmul import HEAD_MATMUL
+from kernels.integer_matmul import INTEGER_MATMUL
 from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
@@ -65,6 +67,7 @@ OPS: tuple[Op, ...] = (
     HEAD_MATMUL,
     MATMUL,
     FP8_MATMUL,
+    INTEGER_MATMUL,
     QUANTIZE_ROWS,
     ACTIVATION,
     ACTIVATION_QUANTIZED,
@@ -76,6 +79,7 @@ OPS: tuple[Op, ...] = (
     EXPERT_ROUTES,
     EXPERT_SCHEDULE,
     EXPERT_MATMUL,
+    INTEGER_EXPERT_MATMUL,
     EXPERT_SUM,
     FINITE_ROWS,
     POOL_ROWS,

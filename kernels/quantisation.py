@@ -70,8 +70,8 @@ def to_int8(weight: Tensor, group: int) -> Int8Weight:
     The integers are computed from the rounded scales, so their rounding costs no accuracy."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -inputs % group)) if inputs % group else weight
-    values = torch.empty((outputs, inputs), dtype=torch.int8)
-    scales = torch.empty((outputs, padded.shape[1] // group), dtype=torch.bfloat16)
+    values = torch.empty((outputs, inputs), dtype=torch.int8, device=weight.device)
+    scales = torch.empty((outputs, padded.shape[1] // group), dtype=torch.bfloat16, device=weight.device)
     for at in range(0, outputs, ROWS_AT_ONCE):
         part = slice(at, at + ROWS_AT_ONCE)
         groups = padded[part].float().unflatten(1, (-1, group))
@@ -87,8 +87,8 @@ def to_int4(weight: Tensor, group: int) -> Int4Weight:
     candidate is refined once: to the least-squares scale for its integers."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -inputs % group)) if inputs % group else weight
-    values = torch.empty((outputs, inputs), dtype=torch.uint8)
-    scales = torch.empty((outputs, padded.shape[1] // group), dtype=torch.float16)
+    values = torch.empty((outputs, inputs), dtype=torch.uint8, device=weight.device)
+    scales = torch.empty((outputs, padded.shape[1] // group), dtype=torch.float16, device=weight.device)
     for at in range(0, outputs, ROWS_AT_ONCE):
         part = slice(at, at + ROWS_AT_ONCE)
         found, scales[part] = _groups_to_int4(padded[part].float().unflatten(1, (-1, group)))

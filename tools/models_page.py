@@ -207,8 +207,8 @@ kernels compute all prompts of a step together.
 ## Quantized checkpoints
 
 Quantized weights are never rounded again. The compiled kernels of a CPU multiply the checkpoint's integers directly,
-and the Triton kernels of a GPU its fp8 numbers. In all other cases weights are dequantized at load to the type of the
-activations; the plan shows the memory that this requires.
+and the Triton kernels of a GPU its integers and fp8 numbers. In all other cases weights are dequantized at load to the
+type of the activations; the plan shows the memory that this requires.
 
 | checkpoint | supported | stored as |
 |---|---|---|
@@ -224,7 +224,9 @@ attention probabilities are accepted and not used, because attention is not comp
 - Scales keep the checkpoint's type: float16, bfloat16 or float32.
 - Groups have a multiple of 32 inputs, or all inputs of a row. Weights with one scale per output are stored in groups
   of 128 with the same scale.
-- Activations are rounded to 8 bits in blocks of 32 or 64 inputs, as with all integer weights.
+- On a CPU, activations are rounded to 8 bits in blocks of 32 or 64 inputs, as with all integer weights. On a GPU they
+  are not rounded: integers are widened in registers, exactly, and scales multiply the float32 sums of their groups
+  (`kernels/integer_matmul.py`). Routers, and experts with act order, are dequantized there.
 - With act order, inputs are gathered into the order of the groups. Matrices that are multiplied together (q, k, v;
   gate, up) must have the same order, as they do after one calibration. If only some of them are quantized, or in
   different ways, they are dequantized to float32.

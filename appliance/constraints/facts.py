@@ -24,6 +24,7 @@ from engine.models.parts import (
     has_experts,
     recurrents,
 )
+from engine.models.quantized import Quantization
 from engine.models.ranks import recurrent_units, tensor_sizes
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
 from engine.models.stored import native_paths
@@ -53,8 +54,9 @@ class ModelFacts:
     held: bool = False  # True if compiled kernels multiply by the checkpoint's integer weights directly
     restored: int = 0  # number of quantized matrices that compiled kernels must dequantize
     whole: tuple[int, ...] = ()  # rank counts that split the integer weights only between quantization groups
-    fp8: int = 0  # number of fp8 matrices that Triton kernels multiply by directly
-    blocks: tuple[int, ...] = ()  # rank counts that split the fp8 matrices only between scale blocks
+    held_on_gpu: int = 0  # number of quantized matrices that Triton kernels multiply by directly
+    blocks: tuple[int, ...] = ()  # rank counts that split these only between groups or blocks with a scale
+    mixed_on_gpu: bool = False  # True if Triton kernels would have experts of one layer in several formats
     recurrent: tuple[tuple[int, str], ...] = ()  # numbers that ranks divide in recurrent layers, with their names
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
@@ -72,7 +74,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     own_heads = [part for part in parts if isinstance(part, Attention)]
     # Each head of latent attention has keys and values of its own.
     latent_heads = tuple(dict.fromkeys((part.heads, part.heads) for part in parts if isinstance(part, LatentAttention)))
-    held, fp8 = (native_paths(model, own, executor) for executor in ("compiled", "triton"))
+    held, held_on_gpu = (native_paths(model, own, executor) for executor in ("compiled", "triton"))
     is_quantized = own is not None and not own.is_plain
     return ModelFacts(
         dtype=checkpoint.dtype,
@@ -93,8 +95,9 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         held=bool(held),
         restored=_restored(checkpoint, held),
         whole=tensor_sizes(model, own, "compiled") if held else (),
-        fp8=len(fp8),
-        blocks=tensor_sizes(model, own, "triton") if fp8 else (),
+        held_on_gpu=len(held_on_gpu),
+        blocks=tensor_sizes(model, own, "triton") if held_on_gpu else (),
+        mixed_on_gpu=_mixed_on_gpu(checkpoint),
         recurrent=tuple(dict.fromkeys(unit for part in recurrents(model) for unit in recurrent_units(part))),
         by_torch=torch_parts(lower(model), ACTIVATIONS),
         acausal_alibi=any(p.alibi is not None and (p.source or not p.causal) for p in attending),
@@ -139,6 +142,24 @@ def _mixed_expert_formats(checkpoint: Checkpoint) -> tuple[WeightBits, ...]:
         if len({"rounded" if isinstance(form, str) else form for form in forms}) > 1:
             found.update(cast(tuple[WeightBits, ...], load_formats("compiled")))
     return tuple(sorted(found))
+
+
+def _mixed_on_gpu(checkpoint: Checkpoint) -> bool:
+    """Return whether the experts of a layer have different forms for Triton kernels."""
+    own = checkpoint.quantization
+    if own is None:
+        return False
+    return any(
+        len({_form_on_gpu(own, paths) for paths in matrices}) > 1 for matrices in _expert_matrices(checkpoint.model)
+    )
+
+
+def _form_on_gpu(own: Quantization, paths: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the layout in which Triton kernels hold an expert's matrix; () for a plain one. Zero points may differ."""
+    native = own.native(paths, "triton")
+    if native is None or "expert" not in native.roles("triton"):
+        return ()
+    return native.kind
 
 
 def _expert_matrices(model: Model) -> Iterator[list[tuple[str, ...]]]:

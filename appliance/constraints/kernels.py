@@ -178,6 +178,14 @@ RULES = (
         ),
     ),
     Rule(
+        name="experts-mixed-on-gpu",
+        keys=("kernels",),
+        facts=("model.mixed_on_gpu",),
+        holds=lambda view: view.kernels != TRITON or not view.facts.model.mixed_on_gpu,
+        text="Triton kernels need all experts of a layer in one format",
+        because=lambda facts: "the checkpoint stores the experts of a layer in several formats",
+    ),
+    Rule(
         name="foreign",
         keys=("kernels",),
         facts=("model.foreign",),

@@ -26,7 +26,7 @@ def _groups_whole(view: View) -> bool:
 
 def _blocks_whole(view: View) -> bool:
     model = view.facts.model
-    return view.tensor == 1 or view.kernels != TRITON or not model.fp8 or view.tensor in model.blocks
+    return view.tensor == 1 or view.kernels != TRITON or not model.held_on_gpu or view.tensor in model.blocks
 
 
 def _gpus_each(view: View) -> bool:
@@ -100,12 +100,12 @@ RULES = (
     Rule(
         name="ranks-blocks",
         keys=("kernels", "tensor"),
-        facts=("model.fp8", "model.blocks"),
+        facts=("model.held_on_gpu", "model.blocks"),
         holds=_blocks_whole,
-        text="Triton kernels split fp8 weights along inputs only between scale blocks",
+        text="Triton kernels split quantized weights along inputs only between groups or blocks with a scale",
         because=lambda facts: (
             f"Triton kernels multiply by the checkpoint's {facts.model.quantized}, and so many ranks would cut inputs "
-            "within blocks that share a scale"
+            "within a group or block that shares a scale"
         ),
     ),
     Rule(

@@ -116,17 +116,17 @@ FEATURES = (
     Line(
         "as above, rounded to int8", {"weights": "int8"}, model={"experts": True, "mixed_expert_formats": ("stored",)}
     ),
-    Line("gptq, awq or compressed-tensors", model={"quantized": "4 bits (gptq)", "held": True}),
+    Line("gptq, awq or compressed-tensors", model={"quantized": "4 bits (gptq)", "held": True, "held_on_gpu": 13}),
     Line(
         "as above, rounded to int8",
         {"weights": "int8"},
-        model={"quantized": "4 bits (gptq)", "held": True},
+        model={"quantized": "4 bits (gptq)", "held": True, "held_on_gpu": 13},
     ),
-    Line("fp8", model={"quantized": "fp8 (fp8, one scale per matrix)", "restored": 13, "fp8": 13}),
+    Line("fp8", model={"quantized": "fp8 (fp8, one scale per matrix)", "restored": 13, "held_on_gpu": 13}),
     Line(
         "as above, rounded to fp8",
         {"weights": "fp8"},
-        model={"quantized": "fp8 (fp8, one scale per matrix)", "restored": 13, "fp8": 13},
+        model={"quantized": "fp8 (fp8, one scale per matrix)", "restored": 13, "held_on_gpu": 13},
     ),
     Line(
         "GGUF in types that are dequantized",
@@ -150,7 +150,7 @@ SWITCHES = (
     Line("`hardware.graphs: false`", {"graphs": False}),
     Line("`engine.cache.block_tokens: 7`", {"block_tokens": 7}),
 )
-_BLOCKS = {"quantized": "fp8 (fp8, blocks of 128 x 128)", "restored": 13, "fp8": 13}
+_BLOCKS = {"quantized": "fp8 (fp8, blocks of 128 x 128)", "restored": 13, "held_on_gpu": 13}
 RANKS = (
     Line("2 ranks", {"tensor": 2}),
     Line("2 ranks and 2 engines", {"tensor": 2, "data": 2}),
@@ -158,12 +158,12 @@ RANKS = (
     Line(
         "2 ranks of gptq, cut between groups",
         {"tensor": 2},
-        model={"quantized": "4 bits (gptq)", "held": True, "whole": (1, 2)},
+        model={"quantized": "4 bits (gptq)", "held": True, "held_on_gpu": 13, "whole": (1, 2), "blocks": (1, 2)},
     ),
     Line(
         "2 ranks of gptq, cut within one",
         {"tensor": 2},
-        model={"quantized": "4 bits (gptq)", "held": True, "whole": (1,)},
+        model={"quantized": "4 bits (gptq)", "held": True, "held_on_gpu": 13, "whole": (1,), "blocks": (1,)},
     ),
     Line("2 ranks of fp8, cut between blocks", {"tensor": 2}, model={**_BLOCKS, "blocks": (1, 2)}),
     Line("2 ranks of fp8, cut within one", {"tensor": 2}, model={**_BLOCKS, "blocks": (1,)}),

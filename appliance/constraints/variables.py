@@ -6,7 +6,7 @@ from typing import Any
 from appliance.constraints import ranks
 from appliance.constraints.kernels import BF16_CAPABILITY, RULES
 from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_compiled
-from appliance.constraints.weights import ON_CPU
+from appliance.constraints.weights import INTEGERS
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import cpu_kv_dtype
 
@@ -83,7 +83,7 @@ def _pages(view: View) -> tuple[str, ...]:
     model = view.facts.model
     if view.device != "cpu" or view.dtype != "float32" or view.kernels == TRITON:
         return (view.dtype,)
-    quantized = view.weights in ON_CPU or (is_compiled(view.kernels) and model.held)
+    quantized = view.weights in INTEGERS or (is_compiled(view.kernels) and model.held)
     return (cpu_kv_dtype(model.dtype, quantized=quantized, float16_scales=model.float16_pages),)
 
 
@@ -92,7 +92,7 @@ def _pages_why(view: View) -> str:
     model = view.facts.model
     if view.kv_cache == view.dtype:
         return "the type of the activations"
-    if view.weights in ON_CPU:
+    if view.weights in INTEGERS:
         return f"half the bytes, and much smaller errors than {view.weights} weights"
     if is_compiled(view.kernels) and model.held:
         return f"half the bytes, and much smaller errors than weights in {model.quantized}"

@@ -88,7 +88,9 @@ def _multiplied(checkpoint: Checkpoint, budget: MemoryBudget) -> str:
     """
     if any(one.what == "fp8" for one in budget.holdings):
         return "fp8"
-    whole = any(one.what.startswith("int") for one in budget.holdings if one.part in ("mlp", "experts"))
+    whole = budget.compiled and any(
+        one.what.startswith("int") for one in budget.holdings if one.part in ("mlp", "experts")
+    )
     return (
         "int8"
         if whole or (budget.compiled and native_paths(checkpoint.model, checkpoint.quantization, "compiled"))

@@ -24,7 +24,7 @@ from appliance.planning.memory import spell_bytes
 from appliance.planning.memory_budget import MemoryBudget
 from appliance.planning.ranks import RankBudgets, suggestions
 from engine.api.config import Dtype
-from engine.formats.native import E4M3, Groups
+from engine.formats.native import E4M3
 from engine.kv.layout import Layout
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.models.checkpoint import Checkpoint
@@ -120,28 +120,30 @@ def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
         multiplied = "bfloat16" if view.multiplies_bf16 else view.activations
         rest = f", {model.restored} of {count} matrices restored to {multiplied}" if model.restored else ""
         return f"the checkpoint's {model.quantized}{rest}"
-    if model.fp8 and view.kernels == TRITON:
-        return _as_fp8(checkpoint, facts, view)
+    if model.held_on_gpu and view.kernels == TRITON:
+        return _as_stored(checkpoint, facts, view)
     text = f"the checkpoint's {model.quantized}, restored to {view.dtype} for {view.kernels}: "
     there = spell_bytes(_held(checkpoint, view.dtype, None))
-    if model.held:
+    if model.held and view.device == "cpu":
         held = _held(checkpoint, view.dtype, VARIANTS[0].tiling)
-        return f"{text}{there} instead of {spell_bytes(held)} with {Groups.where}"
-    if model.fp8:
-        held = _held(checkpoint, view.dtype, None, fp8=True)
-        return f"{text}{there} instead of {spell_bytes(held)} with {E4M3.where}"
+        return f"{text}{there} instead of {spell_bytes(held)} with compiled kernels of a CPU"
+    if model.held_on_gpu:
+        held = _held(checkpoint, view.dtype, None, triton=True)
+        return f"{text}{there} instead of {spell_bytes(held)} with Triton kernels of a GPU"
     return f"{text}{there}; no kernels multiply by this format"
 
 
-def _as_fp8(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
-    """Describe the type and size of fp8 weights that Triton kernels multiply by."""
+def _as_stored(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
+    """Describe the type and size of quantized weights that Triton kernels multiply by."""
     own, there = facts.model.quantized, _held(checkpoint, view.dtype, None)
-    held = _held(checkpoint, view.dtype, None, fp8=True)
-    gpus, rest = facts.machine.gpus, facts.model.restored - facts.model.fp8
+    held = _held(checkpoint, view.dtype, None, triton=True)
+    formats = () if checkpoint.quantization is None else checkpoint.quantization.formats.values()
+    gpus, count = facts.machine.gpus, sum(one.is_quantized for one in formats)
     text = f"the checkpoint's {own}: {spell_bytes(held)} instead of {spell_bytes(there)} in {view.dtype}"
-    if rest:
-        text += f", {rest} of {facts.model.restored} matrices restored to {view.dtype}"
-    if gpus and gpus[0].capability < FP8_CAPABILITY:
+    if rest := count - facts.model.held_on_gpu:
+        text += f", {rest} of {count} matrices restored to {view.dtype}"
+    fp8 = any(isinstance(one.native, E4M3) for one in formats)
+    if fp8 and gpus and gpus[0].capability < FP8_CAPABILITY:
         text += (
             f"; {gpus[0].name} has no fp8 matmul: weights are converted when they are read, activations are not "
             "quantized"
@@ -149,6 +151,6 @@ def _as_fp8(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     return text
 
 
-def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: Tiling | None, *, fp8: bool = False) -> int:
-    holder = Holder(dtype=dtype, tiling=tiling, fp8=fp8)
+def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: Tiling | None, *, triton: bool = False) -> int:
+    holder = Holder(dtype=dtype, tiling=tiling, triton=triton)
     return weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)

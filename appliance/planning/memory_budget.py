@@ -313,7 +313,7 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
         head=view.facts.head,
         rank=rank,
         ranks=view.tensor,
-        fp8=view.kernels == TRITON,
+        triton=view.kernels == TRITON,
     )
     if checkpoint.adapter_slots is None:
         fitted = fitted_adapters(checkpoint.model, checkpoint.adapters)

@@ -19,9 +19,9 @@ from appliance.config.keys import leaves
 from appliance.config.manifest import Manifest
 from appliance.config.problems import Problem, Refused
 from appliance.config.settings import Settings
-from appliance.constraints.rule import View, is_compiled
+from appliance.constraints.rule import TRITON, View, is_compiled
 from appliance.constraints.unused_keys import problems as idle_keys
-from appliance.constraints.weights import ON_CPU
+from appliance.constraints.weights import INTEGERS
 from appliance.hardware.machine import Machine
 from appliance.planning.capacity import size_cache
 from appliance.planning.choice import Choice, refuse
@@ -315,8 +315,8 @@ def _prefix(checkpoint: Checkpoint) -> dict[str, Choice[Any]]:
 
 
 def _weight_cache(settings: Settings, view: View) -> str | None:
-    quantized = view.weights in ON_CPU or view.facts.head in ON_CPU
-    if not quantized or not settings.manifest.quantization.keep or settings.cache is None:
+    quantized = view.weights in INTEGERS or view.facts.head in INTEGERS
+    if not quantized or view.kernels == TRITON or not settings.manifest.quantization.keep or settings.cache is None:
         return None
     return str(settings.cache / "weights")
 

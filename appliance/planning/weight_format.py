@@ -1,11 +1,12 @@
 """Number format of quantized weights and of the head: quantization.group_size and quantization.head."""
 
 from appliance.config.settings import Settings
-from appliance.constraints.rule import View, is_compiled
-from appliance.constraints.weights import ON_CPU
+from appliance.constraints.rule import TRITON, View, is_compiled
+from appliance.constraints.weights import INTEGERS
 from appliance.planning.choice import Choice, refuse
 from engine.api.config import HeadBits
 from engine.formats.load_time import LOAD_FORMATS
+from engine.formats.native import Executor
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.models.checkpoint import Checkpoint
 from engine.models.sources import join
@@ -23,7 +24,7 @@ def other_than_auto(view: View, checkpoint: Checkpoint) -> tuple[int, HeadBits]:
     """Return group size and head for the engine: 0 and "auto" if the written values equal the values that auto has, so
     that writing them out does not change the engine's configuration."""
     bits, head, group = view.weights, view.facts.head, view.facts.group_size
-    formats = {one for one in (bits, head_bits(bits, head)) if one in ON_CPU}
+    formats = {one for one in (bits, head_bits(bits, head)) if one in INTEGERS}
     if all(quantization_group(one, checkpoint.model) == group for one in formats):
         group = 0
     return group, "auto" if head == head_bits(bits, "auto") else head
@@ -36,11 +37,14 @@ def _head(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]
             refuse(settings, HEAD, f"{wanted}: this model pools and has no head; use auto", instead="auto")
         return Choice("auto", "this model pools and has no head")
     path = join(checkpoint.model.root, checkpoint.model.embed.name) if out.tied else out.name
-    native = None if checkpoint.quantization is None else checkpoint.quantization.native((path,), "compiled")
+    executor: Executor = "compiled" if is_compiled(view.kernels) else "triton"
+    native = None if checkpoint.quantization is None else checkpoint.quantization.native((path,), executor)
     if wanted != "auto" and native is not None:
         refuse(settings, HEAD, f"{wanted}: the checkpoint stores the head in {native}; use auto", instead="auto")
-    if wanted in ON_CPU and not is_compiled(view.kernels):
-        because = f"only compiled kernels of a CPU multiply by it, and these are {view.kernels} kernels"
+    if wanted in INTEGERS and view.kernels != TRITON and not is_compiled(view.kernels):
+        because = (
+            f"only compiled kernels of a CPU and Triton kernels multiply by it, and these are {view.kernels} kernels"
+        )
         refuse(settings, HEAD, f"{wanted}: {because}; use auto", instead="auto")
     if wanted != "auto":
         return Choice(wanted)
@@ -52,14 +56,14 @@ def _head(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]
 
 def _group(settings: Settings, checkpoint: Checkpoint, view: View, head: str) -> Choice[int | str]:
     wanted = settings.manifest.quantization.group_size
-    if view.weights not in ON_CPU and head not in ON_CPU:
+    if view.weights not in INTEGERS and head not in INTEGERS:
         if wanted != "auto":
             because = "no weights are quantized to int8 or int4 at load"
             refuse(settings, GROUP_SIZE, f"{wanted}: {because}; use auto, or set quantization.weights", instead="auto")
         return Choice("auto", "no weights are quantized at load")
     if wanted != "auto":
         return Choice(wanted)
-    bits = view.weights if view.weights in ON_CPU else head_bits("stored", "int8")
+    bits = view.weights if view.weights in INTEGERS else head_bits("stored", "int8")
     found = quantization_group(bits, checkpoint.model)
     if LOAD_FORMATS[bits].small_groups:
         why = f"{bits.removeprefix('int')} bits need small groups"

@@ -84,7 +84,7 @@ class Format:
 
     def on(self, executor: Executor) -> Native | None:
         """Return the product of this executor, or None if it needs the weights dequantized."""
-        return self.native if self.native is not None and self.native.executor == executor else None
+        return self.native if self.native is not None and self.native.roles(executor) else None
 
     def named(self, path: str, tensors: Container[str]) -> "Format | None":
         """Return the format with the names that this checkpoint's tensors have, or None if they are plain. path: of the

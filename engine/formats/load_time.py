@@ -1,6 +1,6 @@
 """Formats to which `quantization.weights` and `quantization.head` quantize plain matrices while they are loaded.
 
-int8, int4  integers in groups of inputs, for compiled kernels (kernels/quantisation.py)
+int8, int4  integers in groups of inputs, for compiled and Triton kernels (kernels/quantisation.py)
 fp8         float8_e4m3fn with a scale for each output, for Triton kernels (kernels/fp8.py)
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from engine.formats.native import E4M3, Executor, Groups, Native
+from engine.formats.native import E4M3, Executor, Groups, Native, Role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,14 +29,9 @@ class LoadFormat:
     small_groups: bool = False  # groups are small by default, because few bits need the accuracy
     head: str = "stored"  # format of the head by default
 
-    @property
-    def executor(self) -> Executor:
-        return self.native(0).executor
-
-    @property
-    def everywhere(self) -> bool:
-        """Return whether routed experts are quantized too."""
-        return self.native(0).everywhere
+    def roles(self, executor: Executor) -> tuple[Role, ...]:
+        """Return the matrices that an executor multiplies by in this format."""
+        return self.native(0).roles(executor)
 
 
 def _to_int8(weight: "Tensor", group: int) -> Any:
@@ -92,4 +87,4 @@ LOAD_FORMATS: Mapping[str, LoadFormat] = MappingProxyType(
 
 def load_formats(executor: Executor) -> tuple[str, ...]:
     """Return the formats that an executor multiplies by."""
-    return tuple(name for name, one in LOAD_FORMATS.items() if one.executor == executor)
+    return tuple(name for name, one in LOAD_FORMATS.items() if one.roles(executor))

@@ -1,16 +1,23 @@
 """Matrix products that executors have for quantized weights, as data: which weights can be fused, how ranks may split
 them, and their size in memory. A format without such a product is dequantized when it is loaded.
 
-Groups    integers with a scale for each output and group of inputs: compiled kernels (kernels/cpu/linear_int.h)
+Groups    integers with a scale for each output and group of inputs: compiled kernels (kernels/cpu/linear_int.h) and
+          Triton kernels (kernels/integers.py)
 E4M3      float8_e4m3fn with a scale for each matrix, output or block: Triton kernels (kernels/fp8.py)
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from kernels.integer_layout import packed_bytes
 
 Executor = Literal["torch", "compiled", "triton"]
+EXECUTORS: tuple[Executor, ...] = ("torch", "compiled", "triton")
+Role = Literal["projection", "head", "expert", "exact"]
+"""What a matrix is: an expert is a routed one, and exact matrices, such as routers, are not quantized at load."""
+ROLES: tuple[Role, ...] = ("projection", "head", "expert", "exact")
 CHANNEL_GROUP = 128  # matrices with one scale per output are stored in groups of this size with equal scales
 FP8_BLOCK = 128  # number of outputs, and of inputs, of an fp8 block with one scale
 MOST_RANKS = 64
@@ -35,12 +42,16 @@ class Groups:
     zeros: bool = False  # has zero points; else the zero point is the midpoint
     ordered: bool = False  # an index assigns inputs to groups (act order); else groups are contiguous
 
-    executor: ClassVar[Executor] = "compiled"
-    where: ClassVar[str] = "compiled kernels of a CPU"
-    everywhere: ClassVar[bool] = True  # also for routers, routed experts and the head
-
     def __str__(self) -> str:
         return f"{self.bits} bits, {'one scale per output' if self.group is None else f'groups of {self.group}'}"
+
+    def roles(self, executor: Executor) -> tuple[Role, ...]:
+        """Return the matrices that an executor multiplies by in this form."""
+        if executor == "compiled":
+            return ROLES
+        # The experts of a layer are multiplied at once, so their inputs have one order.
+        on_gpu: tuple[Role, ...] = ("projection", "head") if self.ordered else ("projection", "head", "expert")
+        return on_gpu if executor == "triton" else ()
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -66,9 +77,11 @@ class Groups:
         return None
 
     def pieces(self, rows: int, inputs: int, width: int, scale_bytes: int, places: Places) -> tuple[Piece, ...]:
-        """Return the tensors of a matrix. width: lanes of a vector. scale_bytes: of a scale in the checkpoint. places:
-        start of each piece of the matrix, in its source and in the matrix."""
+        """Return the tensors of a matrix. width: lanes of a CPU's vector, 0 on a GPU. scale_bytes: of a scale in the
+        checkpoint. places: start of each piece of the matrix, in its source and in the matrix."""
         group, zeros = self.group or CHANNEL_GROUP, self.zeros and self.bits == 4
+        if width == 0:
+            return self._pieces_on_gpu(rows, inputs, group, scale_bytes, zeros=zeros)
         what = f"int{self.bits}, groups of {group} with a scale{' and a zero point' if zeros else ''}"
         side = width * (1 if self.bits == 4 else 2)
         factors = -(-rows // side) * side, -(-inputs // group), group * self.bits // 8 + scale_bytes + zeros
@@ -76,6 +89,18 @@ class Groups:
         numbers = Piece("", what, factors, temporary=6 * rows * inputs)
         has_order = self.ordered and self.group is not None
         return (numbers, Piece(" (order)", "int32", (inputs, 4))) if has_order else (numbers,)
+
+    def _pieces_on_gpu(self, rows: int, inputs: int, group: int, scale_bytes: int, *, zeros: bool) -> tuple[Piece, ...]:
+        """Tensors of kernels/integers.py."""
+        groups = -(-inputs // group)
+        # The numbers are unpacked, joined, padded and packed on the way.
+        found = [Piece("", f"int{self.bits}", (rows, packed_bytes(inputs, self.bits, group)), 6 * rows * inputs)]
+        found.append(Piece(" (scales)", f"groups of {group}", (groups, rows, scale_bytes)))
+        if zeros:
+            found.append(Piece(" (zero points)", "uint8", (groups, rows)))
+        if self.ordered and self.group is not None:
+            found.append(Piece(" (order)", "int32", (inputs, 4)))
+        return tuple(found)
 
 
 Scales = Literal["tensor", "channel", "block"]
@@ -95,12 +120,11 @@ class E4M3:
     inputs: Literal["static", "dynamic"] | None = None
     """How activations are quantized: by a scale of the checkpoint, by a scale for each token, or not."""
 
-    executor: ClassVar[Executor] = "triton"
-    where: ClassVar[str] = "Triton kernels of a GPU"
-    everywhere: ClassVar[bool] = False
-
     def __str__(self) -> str:
         return f"fp8, {_SCALES[self.scales]}"
+
+    def roles(self, executor: Executor) -> tuple[Role, ...]:
+        return ("projection",) if executor == "triton" else ()
 
     @property
     def kind(self) -> tuple[Any, ...]:

@@ -89,6 +89,7 @@ from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.e4m3 import Rounded
 from kernels.embedding import EMBEDDING
+from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.schedule import EXPERT_SCHEDULE, tile_rows
@@ -532,11 +533,16 @@ def _scale_routes(op: ScaleRoutes, run: _Run) -> None:
 
 def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     routes, stack = run[op.chosen], run.weights.stacks[op.stack]
-    assert stack.whole is not None, "experts for fused kernels are loaded stacked"
     k = op.top_k if op.gathered else 1
     bias = None if run.weights.matrix(op.matrices[0]).own_bias is None else stack.biases
     scales = None if op.weights is None else run[op.weights]
-    run[op.y] = EXPERT_MATMUL(run[op.x], stack.whole, routes.pairs, routes.tiles, k, routes.rows, bias, scales)
+    rest = routes.pairs, routes.tiles, k, routes.rows, bias, scales
+    if (one := stack.integers) is not None:
+        numbers = one.values, one.scales, one.zeros, one.bits, one.group
+        run[op.y] = INTEGER_EXPERT_MATMUL(run[op.x], *numbers, *rest)
+        return
+    assert stack.whole is not None, "experts for fused kernels are loaded stacked"
+    run[op.y] = EXPERT_MATMUL(run[op.x], stack.whole, *rest)
 
 
 def _combine(op: Combine, run: _Run) -> None:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from engine.api.config import WeightBits
+from engine.api.errors import CheckpointError
 from engine.distributed.world import World
 from engine.formats.load_time import LOAD_FORMATS
-from engine.formats.native import Executor
+from engine.formats.native import Executor, Role
 from engine.lowering.footprint import LARGE_GROUP
 from engine.models.parts import Linear
 from engine.models.sources import join
@@ -22,9 +23,14 @@ from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
 from kernels.e4m3 import Rounded, Rounding
 from kernels.fp8 import Fp8Products, Fp8Weight
+from kernels.integer_matmul import MIDDLE
+from kernels.integers import IntegerWeight, pack_integers
 from kernels.linear import linear, linear_fp32, matmul, pack
+from kernels.quantisation import Int4Weight, Int8Weight
 
 Read = Callable[[str], Tensor]
+Weight = Tensor | Packed | Fp8Weight | IntegerWeight  # a packed matrix
+OnDevice = Tensor | Fp8Weight | IntegerWeight  # as torch and Triton multiply by it
 
 
 @dataclass(frozen=True)
@@ -44,35 +50,41 @@ class Target:
     which selects its algorithm by size."""
     stacked: bool = False  # the experts of a layer are stacked in one tensor, for kernels that take all of them
     quantized: QuantizedWeights | None = None  # of a quantized checkpoint
-    fp8: Fp8Products | None = None  # multiplies by fp8 matrices; None: they are dequantized
+    fp8: Fp8Products | None = None
+    """How Triton kernels multiply by fp8 matrices; None: torch or compiled kernels multiply."""
     exact: bool = False  # the matrix is exempt from bf16 arithmetic of compiled kernels
     arena: Arena = field(default_factory=Arena)  # memory of packed weights
 
-    def multiply(self, x: Tensor | Rounded, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
+    def multiply(self, x: Tensor | Rounded, weight: OnDevice, bias: Tensor | None = None) -> Tensor:
         """Return [rows, outputs] in the activations' type. x: [rows, inputs], quantized only as `rounding` specifies.
         weight: from `pack`."""
         if isinstance(weight, Fp8Weight):
             assert self.fp8 is not None, "fp8 weights need kernels that multiply by them"
             return self.fp8.multiply(x, weight, bias, self.dtype)
         assert isinstance(x, Tensor), "rows are quantized only for fp8 weights"
+        if isinstance(weight, IntegerWeight):
+            return weight.multiply(x, bias, self.dtype, by_size=not self.invariant)
         return matmul(x, weight, bias) if self.invariant else linear(x, weight, bias)
 
-    def multiply_fp32(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def multiply_fp32(self, x: Tensor, weight: Tensor | IntegerWeight, bias: Tensor | None = None) -> Tensor:
         """Return [rows, outputs] in fp32."""
+        if isinstance(weight, IntegerWeight):
+            return weight.multiply(x, bias, torch.float32, by_size=not self.invariant)
         return matmul(x, weight, bias, torch.float32) if self.invariant else linear_fp32(x, weight, bias)
 
     @property
     def executor(self) -> Executor:
         return "compiled" if self.team is not None else "torch" if self.fp8 is None else "triton"
 
-    def native(self, path: str, matrix: Slots) -> Packed | Fp8Weight | None:
+    def native(self, path: str, matrix: Slots, role: Role) -> Packed | Fp8Weight | IntegerWeight | None:
         """Return the matrix of these sources if kernels multiply by the checkpoint's numbers, else None."""
-        found = None
+        found: Fp8Weight | Int4Weight | Int8Weight | None = None
         if self.quantized is not None:
-            found = self.quantized.native(path, matrix, self.executor, self.device, everywhere=self.exact)
+            found = self.quantized.native(path, matrix, self.executor, self.device, role)
         if found is None or isinstance(found, Fp8Weight):
             return found
-        assert self.team is not None, "integers are for compiled kernels"
+        if self.team is None:
+            return pack_integers(found, self.device)
         return self._held(pack_for(found, self.team.tiling))
 
     def stored_dtype(self, read: Read, path: str, matrix: Slots) -> torch.dtype:
@@ -83,9 +95,7 @@ class Target:
             return torch.float32
         return stored_dtype(read, path, matrix)
 
-    def pack(
-        self, name: str, stored: torch.dtype, weight: Callable[[torch.dtype], Tensor]
-    ) -> Tensor | Packed | Fp8Weight:
+    def pack(self, name: str, stored: torch.dtype, weight: Callable[[torch.dtype], Tensor]) -> Weight:
         """Return the packed matrix of this name. stored: type in the checkpoint. weight(dtype): reads the matrix,
         [outputs, inputs] of that type."""
         format = LOAD_FORMATS.get(self.bits)
@@ -97,8 +107,8 @@ class Target:
             kept = torch.bfloat16 if tiling.bf16 or stored == torch.bfloat16 else self.dtype
             return self._held(pack_for(weight(kept), tiling))
         if self.team is None:
-            made: Fp8Weight = format.quantize(weight(stored), self.group)
-            return made
+            made: Fp8Weight | Int4Weight | Int8Weight = format.quantize(weight(stored), self.group)
+            return made if isinstance(made, Fp8Weight) else pack_integers(made, self.device)
         known = self.known.get(name) if self.known is not None else None
         if known is None:
             known = self._held(pack_for(format.quantize(weight(stored), self.group), self.team.tiling))
@@ -117,10 +127,12 @@ class Target:
 
 
 class ExpertStack:
-    """Memory of `count` matrices of the same shape, [count, rows, inputs], and their biases, [count, rows]. Allocated
-    on first use."""
+    """Memory of `count` matrices of the same shape, [count, rows, inputs], or of their packed numbers, and their
+    biases, [count, rows]. Allocated on first use."""
 
     whole: Tensor | None = None
+    integers: IntegerWeight | None = None
+    """The packed matrices instead: each tensor has the experts along its first axis."""
     biases: Tensor | None = None
 
     def __init__(self, count: int) -> None:
@@ -132,6 +144,27 @@ class ExpertStack:
             shape = self._count, matrix.rows, matrix.inputs
             self.whole = torch.empty(shape, dtype=target.dtype, device=target.device)
         return self.whole[number]
+
+    def put(self, number: int, matrix: IntegerWeight) -> IntegerWeight:
+        """Copy a packed matrix to its place, and return it there. Raises CheckpointError if the experts of a layer have
+        several formats."""
+        if self.integers is None:
+            values, scales = (one.new_empty((self._count, *one.shape)) for one in (matrix.values, matrix.scales))
+            self.integers = replace(matrix, values=values, scales=scales, zeros=None)
+        stack = self.integers
+        if matrix.order is not None or any(
+            getattr(stack, name) != getattr(matrix, name) for name in ("bits", "group", "inputs")
+        ):
+            raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
+        if matrix.zeros is not None and stack.zeros is None:
+            shape = self._count, *matrix.zeros.shape
+            stack = self.integers = replace(stack, zeros=matrix.zeros.new_full(shape, MIDDLE[stack.bits]))
+        stack.values[number] = matrix.values
+        stack.scales[number] = matrix.scales
+        if stack.zeros is not None and matrix.zeros is not None:
+            stack.zeros[number] = matrix.zeros
+        zeros = None if stack.zeros is None else stack.zeros[number]
+        return replace(stack, values=stack.values[number], scales=stack.scales[number], zeros=zeros)
 
     def place_bias(self, number: int, matrix: Slots, target: Target) -> Tensor:
         """Return the memory of one bias, [rows], to be filled."""
@@ -154,7 +187,7 @@ class LinearLayer:
     rounded=False: the weight is exempt from quantization and bf16 arithmetic. It is dequantized unless kernels multiply
     by the checkpoint's numbers everywhere."""
 
-    weight: Tensor | Packed | Fp8Weight  # [rows, inputs] of this rank, packed
+    weight: Weight  # [rows, inputs] of this rank, packed
     target: Target  # for which it was packed
     bias: Tensor | None = None
 
@@ -174,14 +207,26 @@ class LinearLayer:
             return
         if self.part.bias:
             self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
-        self.weight = self.target.native(self.path, self.slots) or self.target.pack(
+        role: Role = "exact" if self.target.exact else "expert" if self._stack_slice is not None else "projection"
+        self.weight = self.target.native(self.path, self.slots, role) or self.target.pack(
             self.name,
             target.stored_dtype(read, self.path, self.slots),
             lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device),
         )
 
     def _load_stacked(self, place: StackSlice, read: Read, target: Target) -> None:
-        self.weight = fill(place.stack.place(place.number, self.slots, target), read, self.path, "weight", self.slots)
+        packed = target.native(self.path, self.slots, "expert")
+        if packed is None and target.bits in LOAD_FORMATS:
+            stored = target.stored_dtype(read, self.path, self.slots)
+            packed = target.pack(
+                self.name, stored, lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device)
+            )
+        if packed is None:
+            memory = place.stack.place(place.number, self.slots, target)
+            self.weight = fill(memory, read, self.path, "weight", self.slots)
+        else:
+            assert isinstance(packed, IntegerWeight), "experts are stacked plain or in integers"
+            self.weight = place.stack.put(place.number, packed)
         if self.part.bias:
             memory = place.stack.place_bias(place.number, self.slots, target)
             self.bias = fill(memory, read, self.path, "bias", self.slots)
@@ -221,6 +266,6 @@ class LinearLayer:
         return self.target.multiply_fp32(x, self.weight, self.bias)
 
     @property
-    def _multiplied(self) -> Tensor | Fp8Weight:
+    def _multiplied(self) -> OnDevice:
         assert not isinstance(self.weight, Packed), "a compiled model multiplies by packed weights itself"
         return self.weight

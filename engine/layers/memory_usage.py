@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from engine.layers.audio import AudioLayer
-from engine.layers.linear import LinearLayer
+from engine.layers.linear import LinearLayer, Weight
 from engine.layers.loaded import (
     ActivationLayer,
     BiasLayer,
@@ -35,6 +35,7 @@ from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import Matrix, Program
 from kernels.cpu.packing import Packed
 from kernels.fp8 import Fp8Weight
+from kernels.integers import IntegerWeight
 
 MAPS = Path("/proc/self/maps")
 _LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+)", re.MULTILINE)
@@ -141,12 +142,12 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "embedding", positions
 
 
-def _pieces(weight: Tensor | Packed | Fp8Weight, bias: Tensor | None) -> Iterator[Tensor]:
+def _pieces(weight: Weight, bias: Tensor | None) -> Iterator[Tensor]:
     whole: tuple[Tensor | None, ...]
     match weight:
         case Packed():
             whole = weight.data, weight.order
-        case Fp8Weight():
+        case Fp8Weight() | IntegerWeight():
             whole = weight.tensors
         case Tensor():
             whole = (weight,)

@@ -85,7 +85,7 @@ class TextModel:
         executor = "compiled" if team is not None else "torch" if fp8 is None else "triton"
         for one in (bits, of_head):
             format = LOAD_FORMATS.get(one)
-            if format is not None and format.executor != executor:
+            if format is not None and not format.roles(executor):
                 raise ValueError(f"torch cannot multiply by {one} weights; use weights as stored, or other kernels")
         self.target = Target(
             dtype,

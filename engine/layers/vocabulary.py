@@ -13,6 +13,7 @@ from engine.weights.slot import Slot, Slots
 from kernels.cpu.packing import Packed
 from kernels.embedding import embedding
 from kernels.fp8 import Fp8Weight
+from kernels.integers import IntegerWeight
 
 
 class Vocabulary:
@@ -26,7 +27,7 @@ class Vocabulary:
     table: Tensor  # [rows, hidden]
     positions: Tensor | None = None  # [positions, hidden]
     segments: Tensor | None = None  # [segments, hidden]
-    head: Tensor | Packed | None = None  # [rows, hidden], packed; None: a pooling model
+    head: Tensor | Packed | IntegerWeight | None = None  # [rows, hidden], packed; None: a pooling model
     target: Target  # for which the head was packed
     bias: Tensor | None = None
 
@@ -58,16 +59,14 @@ class Vocabulary:
         rounded = replace(target, bits=target.head, group=target.head_group)
         count = self.last - self.first
         share = Slot(path if out.tied else out.name, self.first, count, 0)
-        packed: Tensor | Packed | None = replace(target, exact=True).native(
-            "", Slots((share,), count, 0, self.part.row_width)
-        )
+        packed = target.native("", Slots((share,), count, 0, self.part.row_width), "head")
         if packed is None:
             tied = self.table[mine] if target.team is not None else self.table
             source = tied if out.tied else read(f"{out.name}.weight")[mine]
             source = torch.nn.functional.normalize(source.float()).to(source.dtype) if out.unit_rows else source
             made = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
-            assert not isinstance(made, Fp8Weight), "the head is never in fp8"
             packed = made
+        assert not isinstance(packed, Fp8Weight), "the head is never in fp8"
         self.head = packed
         if out.bias or out.added:
             row = read(out.added or f"{out.name}.bias").flatten()
@@ -114,7 +113,7 @@ class Vocabulary:
 
     def products(self, hidden: Tensor) -> Tensor:
         """Return the logits before they are scaled and capped."""
-        assert isinstance(self.head, Tensor), "a compiled model multiplies by packed weights itself"
+        assert isinstance(self.head, Tensor | IntegerWeight), "a compiled model multiplies by packed weights itself"
         y = self.target.multiply_fp32(hidden, self.head, self.bias)
         return y if self.world.size == 1 else self._joined(y)
 

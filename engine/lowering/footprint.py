@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol, cast
 
 from engine.api.config import Dtype, HeadBits, WeightBits
 from engine.formats.load_time import LOAD_FORMATS, SCALE_SIZE
-from engine.formats.native import Executor, Native, Places
+from engine.formats.native import Executor, Native, Places, Role
 from engine.lowering.lower import lower
 from engine.lowering.program import (
     ActivationNumbers,
@@ -100,11 +100,11 @@ class Holder:
     head: HeadBits = "auto"
     rank: int = 0
     ranks: int = 1
-    fp8: bool = False  # fp8 matrices of a checkpoint are kept in fp8, because Triton kernels multiply by them
+    triton: bool = False  # Triton kernels multiply, and keep the formats that they have products for
 
     @property
     def executor(self) -> Executor:
-        return "compiled" if self.tiling is not None else "triton" if self.fp8 else "torch"
+        return "compiled" if self.tiling is not None else "triton" if self.triton else "torch"
 
     @property
     def element_bytes(self) -> int:
@@ -244,7 +244,7 @@ class _Footprint:
         """Yield the tower and the projectors, which every rank has completely and in the type of the activations."""
         stored, to = media_tensors(media), self.to
         infos = {name: self.tensors[one.name] for name, one in stored.items() if one.name in self.tensors}
-        alone = replace(to, bits="stored", rank=0, ranks=1, fp8=False)
+        alone = replace(to, bits="stored", rank=0, ranks=1, triton=False)
         inner = _Footprint(self.model, infos, None, alone)
         for name in unlowered_tensors(media):
             yield Holding("tower", name, to.dtype, (math.prod(stored[name].shape), to.element_bytes))
@@ -333,7 +333,7 @@ class _Footprint:
             return
         source = path if head.tied else head.name
         name = f"{head.name} (of {embed.name})" if head.tied else head.name
-        native = self._native_of([source], everywhere=True)
+        native = self._native_of([source], "head")
         if native is not None:
             yield from self._native("head", name, native, [source], rows, embed.row_width, [(first, 0)])
         else:
@@ -367,13 +367,12 @@ class _Footprint:
     def _head(self, name: str, rows: int, inputs: int, stored: str, in_file: bool, *, tied: bool) -> Iterator[Holding]:
         to = self.to
         bits = head_bits(to.bits, to.head)
+        format = LOAD_FORMATS.get(bits)
+        if format is not None and "head" in format.roles(to.executor):
+            yield from self._quantized("head", name, bits, rows, inputs, stored)
+            return
         if to.tiling is not None:
-            plain = bits == "stored"
-            yield from (
-                self._packed("head", name, rows, inputs, stored)
-                if plain
-                else self._quantized("head", name, bits, rows, inputs, stored)
-            )
+            yield from self._packed("head", name, rows, inputs, stored)
             return
         transposed = to.device == "cpu" and to.dtype == "float32"
         if stored == HEADER_NAMES[to.dtype] and not transposed and (in_file or tied):
@@ -439,16 +438,17 @@ class _Footprint:
         return 0 if info is None else info.bytes
 
     def _matrix(self, part: Part, linear: Linear, path: str, *, rounded: bool, stacked: bool) -> Iterator[Holding]:
-        """Yield one matrix. stacked: of a routed expert, which is part of a stacked tensor and never kept in fp8."""
+        """Yield one matrix. stacked: of a routed expert, which is part of a stacked tensor on a GPU."""
         to, cut = self.to, linear.split == "rows"
         rows = sum((self._share(one.units) if cut else one.units) * one.width for one in linear.rows)
         inputs = self._share(linear.inputs) if linear.split == "inputs" else linear.inputs
         names = list(dict.fromkeys(one.source for one in linear.rows))
         sources, name = [join(path, one) for one in names], join(path, "+".join(names))
-        native = self._native_of(sources, everywhere=stacked or not rounded)
+        role: Role = "expert" if stacked else "projection" if rounded else "exact"
+        native = self._native_of(sources, role)
         restoring = RESTORING_BYTES * rows * inputs if any(map(self._restored, sources)) else 0
         format = LOAD_FORMATS.get(to.bits) if rounded else None
-        if format is not None and (format.executor != to.executor or (stacked and not format.everywhere)):
+        if format is not None and role not in format.roles(to.executor):
             format = None
         if native is not None:
             yield from self._native(part, name, native, sources, rows, inputs, tuple(self._places(linear)))
@@ -528,11 +528,10 @@ class _Footprint:
         """Return whether a weight is dequantized when it is read."""
         return self.quantization is not None and self.quantization.restores(path)
 
-    def _native_of(self, sources: list[str], *, everywhere: bool) -> Native | None:
-        """Return the executor's product for a matrix of these sources, or None if they are dequantized. everywhere:
-        only a product that is supported everywhere."""
+    def _native_of(self, sources: list[str], role: Role) -> Native | None:
+        """Return the executor's product for a matrix of these sources, or None if they are dequantized."""
         native = None if self.quantization is None else self.quantization.native(tuple(sources), self.to.executor)
-        return None if native is None or (everywhere and not native.everywhere) else native
+        return None if native is None or role not in native.roles(self.to.executor) else native
 
     def _scale_bytes(self, sources: list[str]) -> int:
         """Return the size of a group's scale in the type that all sources share, else in float32."""

@@ -142,7 +142,7 @@ def _split_problems(model: Model, quantization: Quantization, size: int, executo
             continue
         paths = tuple(join(path, piece.source) for piece in linear.rows)
         native = quantization.native(paths, executor)
-        if native is None or (not native.everywhere and not stacked.isdisjoint(paths)):
+        if native is None or ("expert" not in native.roles(executor) and not stacked.isdisjoint(paths)):
             continue  # dequantized before it is divided
         problem = native.split_problem(linear.inputs, size)
         if problem is not None:

@@ -653,7 +653,7 @@ def expert_stacks(model: Model, names: Iterable[str]) -> Iterator[ExpertStack]:
 
 
 def stacked_paths(model: Model) -> frozenset[str]:
-    """Return the projections of routed experts, which Triton kernels take stacked, in the type of the activations."""
+    """Return the projections of routed experts, which Triton kernels take stacked."""
     return frozenset(
         join(path, body.name, mlp.name, piece.source)
         for path, body in _placed_bodies(model)

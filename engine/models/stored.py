@@ -1,7 +1,7 @@
 """Names, shapes and types of the tensors of a checkpoint, and the matrices that executors multiply by as stored."""
 
 from engine.formats.format import Stored
-from engine.formats.native import Executor
+from engine.formats.native import Executor, Role
 from engine.models.media import media_sources
 from engine.models.parts import Model
 from engine.models.quantized import Quantization
@@ -26,17 +26,19 @@ def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str,
 
 def native_paths(model: Model, quantization: Quantization | None, executor: Executor) -> tuple[str, ...]:
     """Return the paths of projections that an executor multiplies by as the checkpoint stores them. A fused matrix
-    whose sources have different formats is dequantized instead, and so are the exceptions of `everywhere`."""
+    whose sources have different formats is dequantized instead, and so are matrices in other roles than the executor
+    has."""
     if quantization is None or not any(one.on(executor) for one in quantization.formats.values()):
         return ()
-    excluded = {name.removesuffix(".weight") for name in unquantized(model)} | stacked_paths(model)
-    excluded |= {"" if model.head is None else model.head.name}
+    roles: dict[str, Role] = dict.fromkeys(stacked_paths(model), "expert")
+    roles |= {name.removesuffix(".weight"): "exact" for name in unquantized(model)}
+    roles |= {} if model.head is None else {model.head.name: "head"}
     found: list[str] = []
     dequantized = expansions(model)
     for paths in fused_paths(model):
         native = quantization.native(paths, executor)
         if native is None or not dequantized.isdisjoint(paths):
             continue
-        if native.everywhere or excluded.isdisjoint(paths):
+        if all(roles.get(path, "projection") in native.roles(executor) for path in paths):
             found += paths
     return tuple(found)

@@ -11,11 +11,11 @@ from torch import Tensor
 from engine.api.errors import CheckpointError
 from engine.formats.format import Format
 from engine.formats.fp8 import NUMBERS
-from engine.formats.native import Executor
+from engine.formats.native import Executor, Groups, Role
 from engine.models.parts import Model
 from engine.models.quantized import Quantization
 from engine.models.sources import join, sources
-from engine.models.stored import stored_tensors
+from engine.models.stored import native_paths, stored_tensors
 from engine.weights.files import Weights
 from engine.weights.fused import NativeWeight, fused_native
 from engine.weights.random import RandomWeights
@@ -77,17 +77,19 @@ class QuantizedWeights:
         the declaration."""
         self.read_names.add(f"{path}.weight")
         format = self.quantization.formats[path]
+        if isinstance(self._weights, RandomWeights) and isinstance(format.native, Groups):
+            return self._weights.integers(path, *self._shapes[f"{path}.weight"], format.native)
         found: NativeWeight = format.unpack(self._matrix(path, format))
         return found
 
     def native(
-        self, path: str, matrix: Slots, executor: Executor, device: torch.device, *, everywhere: bool = False
+        self, path: str, matrix: Slots, executor: Executor, device: torch.device, role: Role = "projection"
     ) -> NativeWeight | None:
-        """Return a rank's share of a fused matrix, or None if the executor needs it dequantized. everywhere: only for
-        products that are supported everywhere. Raises CheckpointError if the share would divide groups or blocks."""
+        """Return a rank's share of a fused matrix, or None if the executor needs it dequantized. Raises CheckpointError
+        if the share would divide groups or blocks."""
         names = tuple(join(path, piece.source) for piece in matrix.pieces)
         native = self.quantization.native(names, executor)
-        if native is None or (everywhere and not native.everywhere):
+        if native is None or role not in native.roles(executor):
             return None
         parts = {name: self.unpacked(name) for name in dict.fromkeys(names)}
         return fused_native(native, names, parts, matrix, device)
@@ -107,8 +109,11 @@ def random_weights(
     model: Model, quantization: Quantization | None, dtype: torch.dtype, device: torch.device
 ) -> RandomWeights | QuantizedWeights:
     """Return random weights in the checkpoint's format where Triton kernels multiply by it, else plain ones."""
-    formats = {} if quantization is None else quantization.formats
-    kept = {path: format for path, format in formats.items() if format.on("triton") is not None}
+    kept = (
+        {}
+        if quantization is None
+        else {path: quantization.formats[path] for path in native_paths(model, quantization, "triton")}
+    )
     if not kept or quantization is None:
         shapes = {name: one.shape for name, one in stored_tensors(model, None).items()}
         return RandomWeights(shapes, dtype, device)

@@ -8,11 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.formats.native import CHANNEL_GROUP, Groups
+from kernels.quantisation import Int4Weight, Int8Weight
+
+MIDDLE, SPREAD = 8, 4.6  # zero point of 4 bits, and the standard deviation of 0 to 15
+SPREAD_8 = 73.6  # standard deviation of -127 to 127
+
 
 class RandomWeights:
     """Same interface as `Weights`. A tensor has the same values whenever it is read. Norms and fp8 scales are 1;
-    matrices
-    keep activations of order one. On device `meta`, tensors have no data. fp8: names of tensors in e4m3."""
+    matrices keep activations of order one. On device `meta`, tensors have no data. fp8: names of tensors in e4m3."""
 
     def __init__(
         self,
@@ -23,6 +28,7 @@ class RandomWeights:
     ) -> None:
         self.read_names: set[str] = set()
         self._shapes, self._dtype, self._device, self._fp8 = shapes, dtype, device, fp8
+        self._orders: dict[int, Tensor] = {}
 
     def read(self, name: str) -> Tensor:
         self.read_names.add(name)
@@ -35,6 +41,27 @@ class RandomWeights:
             fill = 1.0 if name.endswith("weight") else 0.0
             return torch.full(shape, fill, dtype=self._dtype, device=self._device)
         return self._matrix(name, shape)
+
+    def integers(self, path: str, rows: int, inputs: int, native: Groups) -> Int4Weight | Int8Weight:
+        """Return a matrix of integers, [rows, inputs]."""
+        group = native.group or CHANNEL_GROUP
+        shape, scaled = (rows, inputs), (rows, -(-inputs // group))
+        order = None
+        if native.ordered:
+            order = self._orders.setdefault(inputs, torch.arange(inputs, dtype=torch.int32, device=self._device))
+        four = native.bits == 4
+        scale = 1 / ((SPREAD if four else SPREAD_8) * math.sqrt(inputs))
+        scales = torch.full(scaled, scale, dtype=torch.float16 if four else torch.bfloat16, device=self._device)
+        low, high, dtype = (0, 16, torch.uint8) if four else (-127, 128, torch.int8)
+        if self._device.type == "meta":
+            values = torch.empty(shape, dtype=dtype, device=self._device)
+        else:
+            draw = torch.Generator(self._device).manual_seed(zlib.crc32(path.encode()))
+            values = torch.randint(low, high, shape, generator=draw, device=self._device).to(dtype)
+        if not four:
+            return Int8Weight(values, scales, group, order)
+        zeros = torch.full(scaled, MIDDLE, dtype=torch.uint8, device=self._device) if native.zeros else None
+        return Int4Weight(values, scales, zeros, group, order)
 
     def has(self, name: str) -> bool:
         return name in self._shapes

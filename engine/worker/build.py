@@ -20,6 +20,7 @@ from engine.distributed.group import open_group
 from engine.distributed.shared import open_shared
 from engine.distributed.world import SINGLE, World, least
 from engine.formats.load_time import LOAD_FORMATS
+from engine.formats.native import EXECUTORS, Executor
 from engine.imports import load_meta_operations
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.kv.states import num_snapshots
@@ -266,7 +267,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
         compiling = config.hardware.kernels == "triton" and not interpreted()
-        for plan in warm(checkpoint.model, form, config, compiling=compiling):
+        for plan in warm(checkpoint, form, config, compiling=compiling):
             worker.start(plan, {}).result()
     if isinstance(runner, DeviceRunner) and config.hardware.graph_sizes:
         with measured("capturing"), _memory_errors("the graphs of decode steps"):
@@ -357,13 +358,13 @@ def _team(config: EngineConfig) -> Team | None:
 
 
 def _check_weights(config: EngineConfig) -> None:
-    executor = config.hardware.kernels if config.hardware.kernels in ("torch", "triton") else "compiled"
+    kernels = config.hardware.kernels
+    executor: Executor = kernels if kernels == "torch" or kernels == "triton" else "compiled"
     for key, value in (("weights", config.quantization.weights), ("head", config.quantization.head)):
         format = LOAD_FORMATS.get(value)
-        if format is not None and format.executor != executor:
-            raise ConfigError(
-                f"{key}={value}: supported only by {format.executor} kernels, not by {config.hardware.kernels}"
-            )
+        if format is not None and not format.roles(executor):
+            those = " and ".join(one for one in EXECUTORS if format.roles(one))
+            raise ConfigError(f"{key}={value}: supported only by {those} kernels, not by {config.hardware.kernels}")
 
 
 def _is_bf16(config: EngineConfig) -> bool:

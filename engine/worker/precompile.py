@@ -77,14 +77,15 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[OpLaunch]:
         return []
     runner, form, model = runner_on(torch.device("meta"), config, _products(target, config))
     with recorded() as launches, torch.inference_mode():
-        for plan in warm(model, form, config, compiling=True):
+        checkpoint = read_checkpoint(config.model.path, weights=False, task=config.model.task)
+        for plan in warm(checkpoint, form, config, compiling=True):
             runner.start(plan, {})
         for size in config.hardware.graph_sizes if model.pooler is None else ():
             runner.start(_decode_step(size, form), {})
     name = f"{_architecture(config)} {config.model.dtype}" + (
         f" {config.quantization.kv_cache}" if config.quantization.kv_cache == "fp8" else ""
     )
-    name += " fp8 weights" if config.quantization.weights == "fp8" else ""
+    name += "" if config.quantization.weights == "stored" else f" {config.quantization.weights} weights"
     return [OpLaunch(launch.kernel.fn.__name__.removesuffix("_kernel"), name, launch) for launch in launches]
 
 

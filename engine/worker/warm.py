@@ -11,28 +11,43 @@ import msgspec
 from engine.api.config import EngineConfig
 from engine.api.messages import Pooling, PoolingTask, Sampling
 from engine.core.plan import NewRow, Row, StepPlan
+from engine.formats.load_time import load_formats
+from engine.formats.native import Groups
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
+from engine.models.checkpoint import Checkpoint
 from engine.models.parts import Model, has_experts
+from kernels.integer_matmul import MOST_COLUMNS
 
 _PLAIN = (Sampling(temperature=0.0), Sampling())
 # Other tasks launch the same kernels as one of these.
 _POOLED: tuple[PoolingTask, ...] = ("token_embed", "embed")
 
 
-def warm(model: Model, layout: Layout, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
+def warm(checkpoint: Checkpoint, layout: Layout, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
     """Yield the warm-up steps for this model. compiling: kernels are compiled on first use."""
+    model = checkpoint.model
     steps = warm_steps if model.pooler is None else warm_prompts
-    return steps(layout, model, config, compiling=compiling)
+    return steps(layout, model, config, compiling=compiling, by_size=_by_size(checkpoint, config))
 
 
-def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
+def _by_size(checkpoint: Checkpoint, config: EngineConfig) -> bool:
+    """Return whether the kernels of products depend on the number of rows, as those of packed integers do."""
+    formats = () if checkpoint.quantization is None else checkpoint.quantization.formats.values()
+    integers = load_formats("compiled")
+    at_load = config.quantization.weights in integers or config.quantization.head in integers
+    return at_load or any(isinstance(one.on("triton"), Groups) for one in formats)
+
+
+def warm_steps(
+    layout: Layout, model: Model, config: EngineConfig, *, compiling: bool, by_size: bool = False
+) -> Iterator[StepPlan]:
     """Yield a greedy and a random step of one token. If kernels are compiled on first use, also a long step, a mixed
     one,
     and one for each stage of sampling.
 
     For a model with experts, also a step for every power of two of tokens, and for the maximum: the tile size depends
-    on
-    the number of tokens, and each of its ranges contains one of these (kernels/experts)."""
+    on the number of tokens, and each of its ranges contains one of these (kernels/experts). by_size: products depend on
+    the number of rows in the same way (kernels/integer_matmul.py), and so does the head's on that of requests."""
     vocab, slots = model.embed.vocab, config.scheduling.slots
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
     source = model.max_encoder_input
@@ -43,9 +58,13 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
     if compiling:
         several = slots > 1
         longest = min(config.scheduling.max_step_tokens, config.model.max_context) - 1
-        if has_experts(model) and longest > 1:
+        if (by_size or has_experts(model)) and longest > least:
             for tokens in _doubled(min(config.scheduling.max_step_tokens, slots * longest)):
-                yield _step(0, layout, Sampling(), _prompts(tokens, longest))
+                if tokens > least:
+                    yield _step(0, layout, Sampling(), _prompts(tokens, longest), source)
+        if by_size:
+            for requests in _doubled(min(slots, config.scheduling.max_step_tokens // least, MOST_COLUMNS + 1)):
+                yield _step(0, layout, Sampling(), (least,) * requests, source)
         if longest > least:
             yield _step(0, layout, Sampling(), (longest,), source)
         if several and longest > least + 1:
@@ -54,7 +73,7 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
             yield _step(0, layout, Sampling(top_p=0.9), (least, least), source)
         if source and longest > least:  # a reply may begin with several tokens, unlike in the steps above
             yield _step(0, layout, Sampling(), (least + 1,), 1)
-    used = slots if compiling and has_experts(model) else min(slots, 2)
+    used = slots if compiling and (by_size or has_experts(model)) else min(slots, 2)
     yield StepPlan(0, (), tuple(range(used)), ())
 
 
@@ -70,12 +89,14 @@ def _prompts(tokens: int, longest: int) -> tuple[int, ...]:
     return (longest,) * whole + ((rest,) if rest else ())
 
 
-def warm_prompts(layout: Layout, model: Model, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
+def warm_prompts(
+    layout: Layout, model: Model, config: EngineConfig, *, compiling: bool, by_size: bool = False
+) -> Iterator[StepPlan]:
     """Yield the warm-up steps of a pooling model: a prompt of one token and, if kernels are compiled on first use, a
-    long
-    one, each with both kinds of tasks. For a model with experts, every power of two of tokens, as in `warm_steps`."""
+    long one, each with both kinds of tasks. For a model with experts or integers, every power of two of tokens, as in
+    `warm_steps`."""
     longest = min(config.scheduling.max_step_tokens, config.model.max_context)
-    several = (1, *_doubled(longest)) if has_experts(model) else (1, longest)
+    several = (1, *_doubled(longest)) if by_size or has_experts(model) else (1, longest)
     counts = several if compiling else (1,)
     for step, (count, task) in enumerate(product(counts, _POOLED if compiling else _POOLED[:1])):
         plan = _step(step, layout, Sampling(), (count,))

@@ -132,14 +132,14 @@ class Quantization(Section):
         "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
     )
     """Number format of the weights: auto keeps the checkpoint's, other values round at load; int8 and int4 require
-    compiled kernels of a CPU, fp8 requires Triton kernels of a GPU."""
+    compiled kernels of a CPU or Triton kernels of a GPU, fp8 requires Triton kernels."""
     group_size: Annotated[Literal["auto", 32, 64, 128], BeforeValidator(integer_text)] = declare(
-        "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), memory=True)
+        "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
     )
     """Inputs that share a scale of weights rounded to int8 or int4. Smaller groups are more accurate and take more
     memory, 2 bytes for each scale. auto: 64 for int8, 32 for int4 and for models that pool."""
     head: Literal["auto", "stored", "int8", "int4"] = declare(
-        "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), memory=True)
+        "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
     )
     """Number format of the output head; auto is int8 with int8 and int4 weights, otherwise the checkpoint's. int4 makes
     decoding faster where the vocabulary is large, and costs accuracy (docs/performance.md)."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from appliance.config.effects import effect
-from appliance.constraints.weights import ON_CPU
+from appliance.constraints.weights import INTEGERS
 from appliance.planning.diff.clients import affected
 from appliance.planning.diff.config_snapshot import ConfigSnapshot, Value, unplanned
 from appliance.planning.diff.numbers import Number, numbers
@@ -98,7 +98,7 @@ def _rounds(snapshot: ConfigSnapshot) -> bool:
     if snapshot.plan is not None:
         return snapshot.plan.engines[0].quantization.folder is not None
     quantization = snapshot.settings.manifest.quantization
-    return (quantization.weights in ON_CPU or quantization.head in ON_CPU) and quantization.keep
+    return (quantization.weights in INTEGERS or quantization.head in INTEGERS) and quantization.keep
 
 
 def _on_gpu(snapshot: ConfigSnapshot) -> bool:

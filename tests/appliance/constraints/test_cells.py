@@ -496,6 +496,7 @@ COMPUTED = (
     *(
         "models: gptq, awq or compressed-tensors, Triton, GPU",
         "models: GGUF in types that are dequantized, Triton, GPU",
+        "weights: Triton, GPU, weights int8, bfloat16",
     ),
 )
 

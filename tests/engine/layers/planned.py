@@ -26,6 +26,6 @@ def predicted(
         head=head,
         rank=world.rank,
         ranks=world.size,
-        fp8=kernels == "triton",
+        triton=kernels == "triton",
     )
     return footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)

@@ -133,7 +133,7 @@ def test_weights_rounded_at_load_too(bf16_checkpoint, name, by, bits):
     compare(read_checkpoint(bf16_checkpoint(name).path), by, bits=bits)
 
 
-@pytest.mark.parametrize("by", KERNELS)
+@pytest.mark.parametrize("by", ["triton", *KERNELS])
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_checkpoints_too(tmp_path, kind, by):
     compare(read_checkpoint(write(tmp_path, KINDS[kind]).path), by)
@@ -179,6 +179,12 @@ def test_experts_in_fp8_too(tmp_path, kind):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma2", "starcoder2"])
 def test_weights_rounded_to_fp8_too(bf16_checkpoint, name):
     compare(read_checkpoint(bf16_checkpoint(name).path), "triton", dtype="float16", bits="fp8")
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "llama-odd-heads-biases", "qwen2", "cohere", "qwen2-moe"])
+def test_weights_rounded_for_triton_kernels_too(bf16_checkpoint, name, bits):
+    compare(read_checkpoint(bf16_checkpoint(name).path), "triton", dtype="float16", bits=bits)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -13,6 +13,7 @@ from kernels.jit import installed
 ROOT = Path(__file__).resolve().parents[3]
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
 
 # Interpreted kernels have no signature, so another process, which does not interpret, records the launches of all
@@ -198,6 +199,8 @@ def surroundings():
         ({}, "bfloat16", "invariant", "fp8"),
         ({"quantization_config": FP8_BLOCKS}, "bfloat16", "plain", "stored"),
         ({"quantization_config": FP8_STATIC}, "bfloat16", "plain", "stored"),
+        ({"tie_word_embeddings": False}, "bfloat16", "plain", "int4"),
+        (MOE | {"quantization_config": GPTQ}, "bfloat16", "invariant", "stored"),
         (BERT, "bfloat16", "plain", "stored"),
         (MODERN, "bfloat16", "invariant", "stored"),
         ({"architectures": ["Qwen3Model"]}, "fp8", "plain", "stored"),
@@ -206,7 +209,16 @@ def surroundings():
     ],
     ids=[
         *("plain", "invariant", "window-fp8", "experts", "experts-invariant", "experts-fp8", "rounded"),
-        *("rounded-invariant", "fp8-blocks", "fp8-static", "bert", "modernbert-invariant", "qwen3-pooled-fp8"),
+        *(
+            "rounded-invariant",
+            "fp8-blocks",
+            "fp8-static",
+            "int4",
+            "gptq-experts-invariant",
+            "bert",
+            "modernbert-invariant",
+            "qwen3-pooled-fp8",
+        ),
         *("bart", "m2m100-fp8-invariant"),
     ],
 )
