@@ -22,7 +22,7 @@ import json
 import random
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from tokenizers.trainers import BpeTrainer
 from benchmarks.lora import Rate
 from benchmarks.shapes import make
 from engine.api.messages import Grammar
+from engine.core.drafting import Propose
 from engine.core.loop import Handle
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.core.sequence import Sequence as Request
@@ -287,9 +288,7 @@ def _counts(llm: LLM) -> tuple[int, int, int, float]:
     return counters.drafts, counters.draft_tokens, counters.accepted_tokens, drafting.seconds
 
 
-def _artificial(
-    name: str, texts: Mapping[tuple[int, ...], tuple[int, ...]]
-) -> Callable[[Request, int], tuple[int, ...]]:
+def _artificial(name: str, texts: Mapping[tuple[int, ...], tuple[int, ...]]) -> Propose:
     def search(request: Request, count: int) -> tuple[int, ...]:
         text, known = texts[request.submit.prompt], len(request.ids)
         wanted = text[known : known + count]
@@ -304,7 +303,7 @@ def _rate(llm: LLM, texts: Sequence[Text]) -> tuple[float, float]:
         Params(temperature=0.0, max_tokens=len(text.reply), ignore_eos=text.grammar is None, grammar=text.grammar)
         for text in texts
     ]
-    llm._loop.scheduler.reset_prefix_cache()
+    llm._loop.scheduler.reset_prefix_cache()  # and recent replies, which would have this one
     replies = llm.generate([text.prompt for text in texts], params)
     for reply, text in zip(replies, texts, strict=True):
         assert tuple(reply.ids) == text.reply[: len(reply.ids)] and not reply.error, reply.error
