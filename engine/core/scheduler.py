@@ -369,13 +369,17 @@ class Scheduler:
 
     @property
     def _waits_for_drafts(self) -> bool:
-        """Return whether a step in flight samples a token that a draft may follow."""
-        if not self.config.speculation.enabled or not self.drafting.allows(len(self._running), self.step + 1):
+        """Return whether a step in flight samples a token that a draft may follow, or verifies a draft, whose number of
+        accepted tokens is unknown."""
+        if not self.config.speculation.enabled or not self._in_flight:
             return False
+        allowed = self.drafting.allows(len(self._running), self.step + 1)
         return any(
-            sequence.pending and sequence.state is not State.ENDED and self.drafting.may_draft(sequence)
+            sequence.pending
+            and sequence.state is not State.ENDED
+            and (bool(row.drafts) or (allowed and self.drafting.may_draft(sequence)))
             for planned in self._in_flight
-            for sequence in planned.sequences
+            for sequence, row in zip(planned.sequences, planned.plan.rows, strict=True)
         )
 
     def _room_for_drafts(self) -> int:
