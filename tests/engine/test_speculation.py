@@ -291,8 +291,8 @@ def test_a_prefix_that_was_cached_by_a_request_with_drafts_is_correct(path, plai
 def test_a_recording_with_drafts_replays_exactly(options, path, tmp_path, capsys):
     """The recording begins with the state of a scheduler that has drafted, because its first file is full."""
     file = tmp_path / "record"
-    with engine(path, record=str(file), record_size=1 << 16, **options) as llm:
-        for name in ("greedy", "json", "sampled"):
+    with engine(path, record=str(file), record_size=1 << 15, **options) as llm:
+        for name in ("greedy", "sampled", "json"):
             llm.generate([REPEATED] * 3, requests(name))
     records = list(read_records(file))
     assert any(row.drafts for one in records if isinstance(one, PlanMade) and one.plan for row in one.plan.rows)

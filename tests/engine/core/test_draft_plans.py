@@ -6,9 +6,11 @@ import pytest
 from scheduler_simulation import Load, simulate
 
 from engine.api.config import SpeculationConfig
+from engine.api.messages import Sampling, Submit
+from engine.core.drafting import Drafting
 from engine.core.plan import StepResult
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import State
+from engine.core.sequence import Sequence, State
 
 
 def config(method, **more):
@@ -72,6 +74,45 @@ def test_decisions_depend_on_the_times_of_events_alone():
     load = replace(LOADS[1], requests=40, draft_cost=0.2, speculation=METHODS["auto"])
     first, second = simulate(load), simulate(load)
     assert first.now == second.now and first.scheduler.counters == second.scheduler.counters
+
+
+def request(prompt, salt, adapter, reply=()):
+    sequence = Sequence(Submit("a", tuple(prompt), Sampling(), 99, salt=salt), 0, 0.0, 1000)
+    sequence.ids += reply
+    sequence.total = len(sequence.ids)
+    sequence.adapter, sequence.speculative = adapter, True
+    return sequence
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_drafts_come_from_replies_of_the_same_salt_and_adapter_only(shared):
+    drafting = Drafting(METHODS["suffix"], shared=shared)
+    drafting.end(request([1], "x", 2, reply=[5, 6, 7, 8]))
+    found = {
+        (salt, adapter): drafting.propose(request([3, 5, 6], salt, adapter), 4, 1)
+        for salt in ("", "x", "y")
+        for adapter in (-1, 2)
+    }
+    assert found.pop(("x", 2)) == ((7, 8) if shared else ())
+    assert set(found.values()) == {()}
+
+
+def test_a_reset_of_the_prefix_cache_drops_the_replies():
+    outcome = simulate(replace(LOADS[0], speculation=METHODS["suffix"]))
+    replies = outcome.scheduler.drafting.replies
+    assert replies.state() and replies.tokens
+    outcome.scheduler.reset_prefix_cache()
+    assert not replies.state() and not replies.tokens
+
+
+def test_forced_drafts_do_not_count_as_acceptance_of_lookups():
+    drafting = Drafting(METHODS["auto"], shared=True)
+    sequence = request([1], "", -1)
+    before = sequence.acceptance.rate
+    drafting.verified(sequence, 4, 0, forced=True)
+    assert sequence.acceptance.rate == before
+    drafting.verified(sequence, 4, 0, forced=False)
+    assert sequence.acceptance.rate < before
 
 
 # Planted faults
