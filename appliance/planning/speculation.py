@@ -12,7 +12,7 @@ from appliance.planning.roofline import DraftGain, StepSeconds
 from appliance.planning.workspace import StepSize, logits_bytes
 from engine.models.checkpoint import Checkpoint
 
-ACCEPTANCE = (0.3, 0.5, 0.7, 0.9)  # probabilities that a draft token is accepted if those before it were
+ACCEPTANCE = (0.3, 0.5, 0.7, 0.9)  # probabilities that a draft token is accepted after accepted ones
 
 
 def speculation(manifest: Manifest, checkpoint: Checkpoint, view: View, size: StepSize) -> Choice[str]:

@@ -1,12 +1,12 @@
-"""Adaptive drafts: draft only where measured step times and acceptance say that it pays (`speculation.method: auto`).
+"""Adaptive drafts (`speculation.method: auto`): pause drafts that do not raise the rate of tokens.
 
-A step of R rows takes t seconds without drafts and c seconds more per draft token. D draft tokens of which A are
-accepted raise the rate of tokens if (R + A) / (t + c D) > R / t, that is if A / D > c R / t. The right side is the
-break-even of a load level (number of rows, rounded up to a power of two minus one). The i-th token of a draft is
-accepted with probability p^i, where p is the measured acceptance of the request. So a draft has the tokens with
-p^i > break-even; without any, the request pauses. At a level whose break-even is 1 or more, all drafts pause.
+A step of R rows takes t seconds without drafts and c seconds more per draft token. If A of D draft tokens are accepted,
+the rate rises if (R + A) / (t + c D) > R / t, which is A / D > c R / t. The right side is the break-even of a load level
+(number of rows, rounded up to a power of two minus one). The i-th token of a draft is accepted with probability p^i,
+where p is the measured acceptance of the request. A draft has the tokens with p^i > break-even; without any, the request
+pauses. At a level whose break-even is 1 or more, all drafts pause.
 
-Times are those of the events, so a replay makes the same decisions.
+All times come from events, so a replay makes the same decisions.
 """
 
 import math
@@ -54,7 +54,7 @@ class Acceptance(msgspec.Struct, array_like=True):
 
     @property
     def rate(self) -> float:
-        """Probability that a draft token is accepted if those before it were."""
+        """Probability that a draft token is accepted after accepted ones."""
         return self.accepted / self.tried
 
     def verified(self, drafted: int, accepted: int) -> None:
@@ -106,8 +106,8 @@ class DraftControl:
         return level.token * rows / level.plain
 
     def applied(self, rows: int, drafts: int | None, step: int, started: float, now: float, *, running: bool) -> None:
-        """Measure a step. drafts: number of its draft tokens; None for a step that also computes prompts. started: when
-        it was planned. running: requests run after it."""
+        """Measure a step. drafts: number of its draft tokens; None for a step that also computes prompts. started: time
+        of its planning. running: True if requests are running after it."""
         before, self.state.applied = self.state.applied, now if running else None
         if drafts is None or not rows:
             return

@@ -112,7 +112,7 @@ class SchedulerState(msgspec.Struct, frozen=True):
     control: ControlState
     """Measured step times of adaptive drafts."""
     replies: list[RepliesState]
-    """Recent replies, of which drafts are taken."""
+    """Recent replies, the source of drafts."""
     fair: FairState | None = None
     adapters: AdaptersState | None = None
     aside: tuple[str, ...] = ()

@@ -108,7 +108,7 @@ def propose(index: NgramIndex, ids: list[int], replies: _Text | None, count: int
         return ()
     found.sort(key=lambda one: -one[0])  # stable: the request before replies, the latest before earlier ones
     longest = found[0][0]
-    # A shorter match says less about the next token. Beyond MAX_MATCH, matches are not told apart.
+    # A much shorter match predicts the next token less well.
     live = [(text, end) for length, text, end in found if 2 * length > longest]
     draft: list[int] = []
     occurrences, size = len(live), len(ids)

@@ -315,6 +315,26 @@ def test_counters_agree_with_one_another(path):
     assert sum(reply.timing.rejected_tokens for reply in replies) == stats.draft_tokens - stats.accepted_tokens
 
 
+def test_a_perfect_draft_returns_its_tokens_and_one_more(path, plain):
+    """The acceptance length is tokens + 1, and lower with a wrong token in each draft."""
+    params = Params(temperature=0.0, max_tokens=41, ignore_eos=True)
+    (expected,) = plain.generate([REPEATED], params)
+    text, lengths = [*REPEATED, *expected.ids], []
+    for wrong in (None, 2):
+
+        def search(sequence, count, wrong=wrong):
+            draft = text[len(sequence.ids) : len(sequence.ids) + count]
+            return tuple(token ^ (at == wrong) for at, token in enumerate(draft))
+
+        with engine(path, "ngram", draft_tokens=4) as llm:
+            llm._loop.scheduler.drafting.search = search
+            assert llm.generate([REPEATED], params)[0].ids == expected.ids
+            counts = counters(llm)
+        assert sum(counts.accepted_at) == counts.accepted_tokens
+        lengths.append(1 + counts.accepted_tokens / counts.drafts)
+    assert lengths[0] == 5 and 2 < lengths[1] <= 3
+
+
 @pytest.mark.parametrize("kernels", ["torch", best()])
 def test_two_ranks_give_the_replies_of_one(kernels, path):
     wanted = [*requests("sampled"), *requests("json")]
