@@ -1,10 +1,10 @@
 """Adaptive drafts (`speculation.method: auto`): pause drafts that do not raise the rate of tokens.
 
-A step of R rows takes t seconds without drafts and c seconds more per draft token. If A of D draft tokens are accepted,
-the rate rises if (R + A) / (t + c D) > R / t, which is A / D > c R / t. The right side is the break-even of a load level
-(number of rows, rounded up to a power of two minus one). The i-th token of a draft is accepted with probability p^i,
-where p is the measured acceptance of the request. A draft has the tokens with p^i > break-even; without any, the request
-pauses. At a level whose break-even is 1 or more, all drafts pause.
+A step of R rows takes t seconds without drafts and c seconds more per draft token. If A of D draft tokens are
+accepted, the rate rises if (R + A) / (t + c D) > R / t, which is A / D > c R / t. The right side is the break-even of a
+load level (number of rows, rounded up to a power of two minus one). The i-th token of a draft is accepted with
+probability p^i, where p is the measured acceptance of the request. A draft has the tokens with p^i > break-even;
+without any, the request pauses. At a level whose break-even is 1 or more, all drafts pause.
 
 All times come from events, so a replay makes the same decisions.
 """
