@@ -135,6 +135,6 @@ class DraftControl:
 
 def _average(mean: float, count: int, value: float) -> float:
     """Return the moving average after one more value."""
-    if count >= PLAIN_STEPS:
+    if count >= DRAFTED_STEPS:
         value = min(value, OUTLIER * mean)
     return mean + (value - mean) / min(count + 1, WINDOW)

@@ -87,7 +87,9 @@ def test_steps_that_compute_prompts_are_not_measured():
 def test_one_interruption_of_the_machine_does_not_decide():
     control = measured(1, 0.02, 0.001)
     control.applied(1, 4, 99, 0.0, 1000.0, running=True)
-    assert control.break_even(1) < 0.2
+    assert 0 < control.break_even(1) < 0.2 and control.allows(1, 100)
+    control.applied(1, 0, 100, 0.0, 2000.0, running=True)
+    assert control.state.levels[1].plain < 0.04
 
 
 def accepted(*drafts):
