@@ -10,7 +10,6 @@ from appliance.config.files import HUB_ID
 from appliance.config.keys import Key, find, takes
 from appliance.migration.rules import NoEquivalent, NothingToSet, Values
 from appliance.output_formats.formats import CALLS, REASONINGS, names
-from engine.api.config import LOOKUP
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]i?)?")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -254,7 +253,7 @@ def speculation(text: str) -> Values:
         raise ValueError('must be a JSON object, such as {"method": "ngram", "num_speculative_tokens": 4}')
     names = {"num_speculative_tokens": "speculation.tokens", "prompt_lookup_min": "speculation.ngram_min"}
     method = given.get("method", "a draft model")
-    if method not in LOOKUP:
+    if method not in ("ngram", "suffix"):
         raise NoEquivalent(
             f"{method} is not supported: drafts come from the prompt and from replies (method ngram or suffix)"
         )

@@ -292,7 +292,7 @@ def test_a_recording_with_drafts_replays_exactly(options, path, tmp_path, capsys
     """The recording begins with the state of a scheduler that has drafted, because its first file is full."""
     file = tmp_path / "record"
     with engine(path, record=str(file), record_size=1 << 15, **options) as llm:
-        for name in ("greedy", "sampled", "json"):
+        for name in ("greedy", "sampled", "json", "sampled", "json"):  # again, with drafts from equal replies
             llm.generate([REPEATED] * 3, requests(name))
     records = list(read_records(file))
     assert any(row.drafts for one in records if isinstance(one, PlanMade) and one.plan for row in one.plan.rows)

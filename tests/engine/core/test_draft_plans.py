@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from scheduler_simulation import Load, simulate
+from scheduler_simulation import Load, make_layout, simulate
 
 from engine.api.config import SpeculationConfig
 from engine.api.messages import Sampling, Submit
+from engine.core.config import SchedulerConfig
 from engine.core.drafting import Drafting
 from engine.core.plan import StepResult
 from engine.core.scheduler import Scheduler
@@ -106,12 +107,12 @@ def test_a_reset_of_the_prefix_cache_drops_the_replies():
 
 
 def test_forced_drafts_do_not_count_as_acceptance_of_lookups():
-    drafting = Drafting(METHODS["auto"], shared=True)
-    sequence = request([1], "", -1)
-    before = sequence.acceptance.rate
-    drafting.verified(sequence, 4, 0, forced=True)
+    settings = SchedulerConfig(layout=make_layout((None,)), blocks=9, max_context=9, speculation=METHODS["auto"])
+    scheduler, sequence = Scheduler(settings), request([1], "", -1)
+    before, sequence.forced = sequence.acceptance.rate, (5, 6, 7)
+    scheduler._count_draft(sequence, (5, 6), 0)
     assert sequence.acceptance.rate == before
-    drafting.verified(sequence, 4, 0, forced=False)
+    scheduler._count_draft(sequence, (5, 7), 0)
     assert sequence.acceptance.rate < before
 
 
