@@ -116,6 +116,17 @@ def test_forced_drafts_do_not_count_as_acceptance_of_lookups():
     assert sequence.acceptance.rate < before
 
 
+def test_a_constrained_request_that_pauses_has_forced_drafts_only():
+    drafting = Drafting(METHODS["auto"], shared=True)
+    sequence = request([1, 2, 1, 2, 1], "", -1)
+    sequence.constrained = True
+    assert drafting.propose(sequence, 2, 1) == (2, 1)
+    sequence.acceptance.resume = 99
+    assert drafting.may_draft(sequence) and drafting.propose(sequence, 2, 1) == ()
+    sequence.forced = (5, 6, 7)
+    assert drafting.propose(sequence, 2, 1) == (5, 6)
+
+
 # Planted faults
 
 
