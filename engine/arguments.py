@@ -29,6 +29,7 @@ OTHER_NAMES = {
     "cache.prefix": "prefix_cache",
     "speculation.method": "speculation",
     "speculation.tokens": "draft_tokens",
+    "speculation.adaptive": "adaptive_drafts",
     "lifecycle.heartbeat": "pulse",
 }
 """Field of EngineConfig -> argument of `LLM`, unless that is the last part of the field's path."""

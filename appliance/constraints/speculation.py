@@ -1,8 +1,27 @@
 """Rules for speculative decoding."""
 
-from appliance.constraints.rule import Facts, Rule
+from collections.abc import Callable
 
-OFF = "off"
+from appliance.constraints.rule import Facts, Rule, View
+from engine.api.config import SpeculationMethod
+
+OFF: SpeculationMethod = "off"
+
+AVAILABLE: tuple[tuple[SpeculationMethod, Callable[[Facts], bool], str], ...] = (
+    ("suffix", lambda facts: not facts.model.stateful and not facts.model.pools, "the checkpoint has no draft heads"),
+    (OFF, lambda facts: True, "the model has no speculative decoding"),
+)
+"""Methods that `auto` may select, best first: name, whether a checkpoint has it, and the reason to select it."""
+
+
+def draft_methods(view: View) -> tuple[str, ...]:
+    """Return the methods of `auto`, best first."""
+    return tuple(method for method, has, _ in AVAILABLE if has(view.facts))
+
+
+def draft_method_why(view: View) -> str:
+    """Return the reason for a method that `auto` selected."""
+    return next(reason for method, _, reason in AVAILABLE if method == view.speculation)
 
 
 def _why(facts: Facts) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from appliance.constraints import ranks
 from appliance.constraints.kernels import BF16_CAPABILITY, RULES
 from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_compiled
+from appliance.constraints.speculation import draft_method_why, draft_methods
 from appliance.constraints.weights import INTEGERS
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import cpu_kv_dtype
@@ -214,11 +215,10 @@ VARIABLES = (
     Variable(
         key="speculation.method",
         name="speculation",
-        values=_always("off", "jump-ahead", "ngram"),
-        auto=_always("off"),
-        why=lambda view: "not set",
-        prefers="`off`",
-        sole=True,
+        values=_always("off", "jump-ahead", "ngram", "suffix"),
+        auto=draft_methods,
+        why=draft_method_why,
+        prefers="`suffix`; `off` for models without speculative decoding",
     ),
     Variable(
         key="parallelism.data",

@@ -253,9 +253,11 @@ def speculation(text: str) -> Values:
         raise ValueError('must be a JSON object, such as {"method": "ngram", "num_speculative_tokens": 4}')
     names = {"num_speculative_tokens": "speculation.tokens", "prompt_lookup_min": "speculation.ngram_min"}
     method = given.get("method", "a draft model")
-    if method != "ngram":
-        raise NoEquivalent(f"{method} is not supported: drafts come from the prompt and the reply (method ngram)")
-    found: dict[str, Any] = {"speculation.method": "ngram"}
+    if method not in ("ngram", "suffix"):
+        raise NoEquivalent(
+            f"{method} is not supported: drafts come from the prompt and from replies (method ngram or suffix)"
+        )
+    found: dict[str, Any] = {"speculation.method": method}
     for name, value in given.items():
         if name in names:
             found[names[name]] = accepted(names[name], value)

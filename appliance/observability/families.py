@@ -127,6 +127,7 @@ def _drafts() -> tuple[Family, ...]:
         counter("drafts", "Rows of steps with draft tokens of speculative decoding.", "spec_decode_num_drafts"),
         counter("draft_tokens", "Draft tokens of speculative decoding.", "spec_decode_num_draft_tokens"),
         counter("draft_accepted_tokens", "Draft tokens that became reply tokens.", "spec_decode_num_accepted_tokens"),
+        Family("counter", "draft_search_seconds", "Time to search drafts by lookup.", speculative=True),
         Family(
             "counter",
             "draft_accepted_tokens_by_position",

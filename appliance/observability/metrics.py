@@ -192,6 +192,7 @@ class Metrics(Collector):
         self.add("drafts", max(0, stats.drafts - last.drafts), engine)
         self.add("draft_tokens", max(0, stats.draft_tokens - last.draft_tokens), engine)
         self.add("draft_accepted_tokens", max(0, stats.accepted_tokens - last.accepted_tokens), engine)
+        self.add("draft_search_seconds", max(0.0, stats.drafting_seconds - last.drafting_seconds), engine)
         for position, accepted in enumerate(stats.accepted_at):
             before = last.accepted_at[position] if position < len(last.accepted_at) else 0
             self._numbers["draft_accepted_tokens_by_position"].setdefault((engine, str(position)), 0.0)

@@ -1,11 +1,13 @@
 """Estimates for a planned service: load time, download time and the roofline of its speed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from appliance.hardware.machine import Machine
 from appliance.planning.derivation import Account, Step, number
 from appliance.planning.memory_budget import MemoryBudget
-from appliance.planning.roofline import Roofline, limits, roofline, slowest_step_s
+from appliance.planning.roofline import Limits, Roofline, limits, roofline, slowest_step_s, step_seconds
+from appliance.planning.speculation import draft_gains
 from engine.models.checkpoint import Checkpoint
 from engine.models.stored import native_paths
 
@@ -58,6 +60,8 @@ def estimate(
             length=max_context,
             most=most_rows,
         )
+        if budget.draft_rows:
+            made = _with_drafts(checkpoint, budget, made, limit)
         slowest_s = slowest_step_s(
             checkpoint.model, made, limit, step_tokens=budget.size.tokens, max_context=max_context
         )
@@ -73,6 +77,15 @@ def estimate(
             *(() if made is None else made.accounts),
         ),
     )
+
+
+def _with_drafts(checkpoint: Checkpoint, budget: MemoryBudget, made: Roofline, limit: Limits) -> Roofline:
+    """Add the expected gain by drafts of the largest length."""
+    step = partial(step_seconds, checkpoint.model, budget.holdings, budget.pages, limit, length=made.length)
+    tokens = budget.draft_rows
+    pairs = [(step(rows=one.rows, tokens=1), step(rows=one.rows, tokens=1 + tokens)) for one in made.decode]
+    gains, accounts = draft_gains(pairs, tokens)
+    return replace(made, drafts=gains, accounts=(*made.accounts, *accounts))
 
 
 def _takes(key: str, meaning: str, size: int, rate: int) -> Account:

@@ -158,8 +158,7 @@ def measure(
     model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
     running = batch_limit(manifest, checkpoint, machine, view)
     step = _step_tokens(manifest, checkpoint, view.device, running.value)
-    speculation = manifest.speculation
-    size = StepSize(step.value, running.value, 0 if speculation.method == "off" else speculation.tokens)
+    size = StepSize(step.value, running.value, 0 if view.speculation == "off" else manifest.speculation.tokens)
     draws = model.pooler is None
     sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON and draws else ()
     host, host_account = host_memory(

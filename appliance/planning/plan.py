@@ -237,7 +237,9 @@ def _engine_config(
         ),
         scheduling=SchedulingConfig(**passed("engine.scheduling")),
         cache=CacheConfig(**passed("engine.cache")),
-        speculation=SpeculationConfig(**passed("engine.speculation")),
+        speculation=SpeculationConfig(
+            **passed("engine.speculation"), adaptive=manifest.speculation.method == "auto" and view.speculation != "off"
+        ),
         lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, skipped=_has_no_prompts(checkpoint.model))),
     )
 

@@ -14,6 +14,7 @@ from appliance.config.stores import is_temporary, storage_line
 from appliance.planning.estimate import DISK_BYTES_S, NETWORK_BYTES_S
 from appliance.planning.memory import spell_bytes
 from appliance.planning.plan import Effective, Plan, resolved_values
+from appliance.planning.roofline import Roofline
 from appliance.planning.self_test import describe_self_test
 from engine.api.config import EngineConfig
 
@@ -162,7 +163,18 @@ def _outlook(plan: Plan) -> list[str]:
         f"  ceilings in tokens per second ({made.source}); a real service is slower",
         *([f"    decode at {made.length} tokens each: {decode}"] if made.decode else []),
         f"    prefill: {made.prefill.tokens_s:,.0f}, limited by {bound}",
+        *(f"    {line}" for line in _draft_gains(made)),
     ]
+
+
+def _draft_gains(made: Roofline) -> list[str]:
+    """Return the expected gain by drafts at several rates of acceptance."""
+    lines = []
+    for one in made.drafts:
+        gains = ", ".join(f"{100 * rate:.0f} % {gain:.2f}" for rate, gain in one.gains)
+        rows = "1 row" if one.rows == 1 else f"{one.rows} rows"
+        lines.append(f"drafts, {rows}: a step takes {one.step:.2f} times as long; gain by acceptance: {gains}")
+    return lines
 
 
 def _span(seconds: float) -> str:

@@ -10,6 +10,7 @@ For an encoder-decoder model, prefill means encoder input: it runs the encoder a
 projections for cross-attention, which decode steps do not read again.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,6 +48,24 @@ class Ceiling:
 
 
 @dataclass(frozen=True)
+class StepSeconds:
+    """Time of a step at the roofline."""
+
+    rows: int
+    formula: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class DraftGain:
+    """Expected gain by drafts at one number of rows."""
+
+    rows: int
+    step: float  # time of a step with drafts, relative to one without
+    gains: tuple[tuple[float, float], ...]  # (probability that a draft token is accepted, relative rate)
+
+
+@dataclass(frozen=True)
 class Roofline:
     """Rooflines of decode steps at several batch sizes, and of prompts."""
 
@@ -55,6 +74,7 @@ class Roofline:
     decode: tuple[Ceiling, ...]
     prefill: Ceiling
     accounts: tuple[Account, ...]
+    drafts: tuple[DraftGain, ...] = ()  # with speculative decoding
 
 
 def limits(
@@ -149,6 +169,22 @@ def _decode(
     what = "row" if rows == 1 else "rows"
     title = f"the ceiling of decoding {rows} {what} of {length} tokens, by {ceiling.limited_by} of {limit.source}"
     return Account(f"decode:{rows}", title, (*steps, *more), "tokens/s", is_sum=False), ceiling
+
+
+def step_seconds(
+    model: Model, holdings: Sequence[Holding], layout: Layout, limit: Limits, *, rows: int, tokens: int, length: int
+) -> StepSeconds:
+    """Return the time of a step with `tokens` tokens of each row, whose context has `length` tokens."""
+    program = lower(model)
+    unread = encoder_weights(program)
+    holdings = [one for one in holdings if one.weight not in unread]
+    dense, experts = _matrices(holdings, head=True), _experts(holdings)
+    read = [dense, experts * touched_experts(program, rows * tokens), rows * state_bytes(layout, length)]
+    computed = rows * tokens, 2 * active_parameters(model) + attention_operations(program.ops, length)
+    seconds = max(sum(read) / limit.bandwidth, math.prod(computed) / (limit.ranks * limit.operations))
+    reading = f"({' + '.join(map(number, read))}) / {number(limit.bandwidth)}"
+    computing = f"{' × '.join(map(number, computed))} / ({number(limit.ranks)} × {number(limit.operations)})"
+    return StepSeconds(rows, f"max({reading}, {computing})", seconds)
 
 
 def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_tokens: int) -> tuple[Account, Ceiling]:

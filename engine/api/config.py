@@ -14,7 +14,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4", "fp8"]
 HeadBits = Literal["auto", "stored", "int8", "int4"]
-SpeculationMethod = Literal["off", "jump-ahead", "ngram"]
+SpeculationMethod = Literal["off", "jump-ahead", "ngram", "suffix"]
+LOOKUP: tuple[SpeculationMethod, ...] = ("ngram", "suffix")  # draft for every request, without a model
 MatmulPrecision = Literal["highest", "high", "medium", "bfloat16"]
 Config = TypeVar("Config")
 MEDIA_TOKENS = 1024  # default of max_media_tokens
@@ -185,9 +186,12 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     method: SpeculationMethod = "off"
     """"ngram": drafts are the tokens that followed an earlier occurrence of the last tokens, or the forced text of a
-    grammar. "jump-ahead": only the latter."""
+    grammar. "suffix": the same with the tokens that followed most occurrences, in recent replies too. "jump-ahead":
+    only forced text."""
+    adaptive: bool = False
+    """Pause drafts per request and per number of running requests while measurements say that they do not pay."""
     tokens: int = 4
-    """Maximum number of tokens of a draft by prompt lookup, and of rows of logits for drafts alone. Forced text also
+    """Maximum number of tokens of a draft by lookup, and of rows of logits for drafts alone. Forced text also
     uses the rows that other requests leave."""
     ngram_min: int = 2
     """Minimum number of last tokens that must occur earlier."""

@@ -288,6 +288,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0  # draft tokens that were accepted
     accepted_at: tuple[int, ...] = ()  # accepted tokens by position in their draft
+    drafting_seconds: float = 0.0  # time to search drafts
     self_tests: int = 0  # golden prompts that were run
     self_test_yields: int = 0  # golden prompts that were cancelled in favour of requests
     self_test_s: float = 0.0  # duration of the last golden prompt

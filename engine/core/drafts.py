@@ -5,6 +5,7 @@ end of each n-gram of the minimum length, and an array links each end to the one
 """
 
 from array import array
+from collections.abc import Iterator
 
 MAX_MATCH = 16  # last tokens that are compared, to choose the best of several occurrences
 MAX_CANDIDATES = 32  # occurrences that are compared, latest first: bounds the time for highly repetitive texts
@@ -28,24 +29,33 @@ class NgramIndex:
 
         The longest match is used, and the latest one of equally long ones. A match that overlaps the end is continued
         periodically."""
-        self._extend(ids)
-        if count < 1 or len(ids) <= self._shortest:
+        self.extend(ids)
+        if count < 1:
             return ()
         best = best_length = 0
-        end = self._latest.get(tuple(ids[-self._shortest :]), 0)
-        for _ in range(MAX_CANDIDATES):
-            if not end or best_length == self._longest:
-                break
-            length = self._match_length(ids, end)
+        for length, end in self.matches(ids, ids, MAX_CANDIDATES):
             if length > best_length:
                 best, best_length = end, length
-            end = self._previous[end]
+                if length == self._longest:
+                    break
         if not best:
             return ()
         period = len(ids) - best
         return tuple(ids[best + at % period] for at in range(count))
 
-    def _extend(self, ids: list[int]) -> None:
+    def matches(self, ids: list[int], text: list[int], count: int) -> Iterator[tuple[int, int]]:
+        """Yield (length, end) of occurrences of the last tokens of `ids`, the latest first, at most `count`. `text` has
+        the indexed tokens, and its token at `end` followed the occurrence."""
+        if len(ids) < self._shortest:
+            return
+        end = self._latest.get(tuple(ids[-self._shortest :]), 0)
+        for _ in range(count):
+            if not end:
+                return
+            yield self._match_length(ids, text, end), end
+            end = self._previous[end]
+
+    def extend(self, ids: list[int]) -> None:
         """Index all n-grams that end before the last token."""
         size, latest, previous = self._shortest, self._latest, self._previous
         for end in range(self._indexed, len(ids)):
@@ -57,10 +67,10 @@ class NgramIndex:
             latest[key] = end
         self._indexed = max(self._indexed, len(ids))
 
-    def _match_length(self, ids: list[int], end: int) -> int:
-        """Return how many tokens before `end` equal the last tokens, at most `longest`."""
+    def _match_length(self, ids: list[int], text: list[int], end: int) -> int:
+        """Return how many tokens of `text` before `end` equal the last tokens of `ids`, at most `longest`."""
         last, length = len(ids), self._shortest
-        limit = min(self._longest, end)
-        while length < limit and ids[end - 1 - length] == ids[last - 1 - length]:
+        limit = min(self._longest, end, last)
+        while length < limit and text[end - 1 - length] == ids[last - 1 - length]:
             length += 1
         return length

@@ -125,6 +125,7 @@ class Loop:
         adapter_store: AdapterStore | None = None,
     ) -> None:
         self.scheduler = scheduler
+        scheduler.drafting.clock = clock
         self._pooling, self._encoder_decoder = pooling, encoder_decoder
         self.drained = False
         self._worker, self._send, self._clock = worker, send, clock

@@ -9,7 +9,7 @@ by the policy (engine/core/policies.py, engine/core/fair.py).
 Planning is optimistic: a token that a step in flight is sampling counts as known until its result says that it ended
 the request. Tokens sampled for a request that has ended meanwhile are dropped. Grammars do not change this, because
 only the mask waits for the token (engine/core/plan.py). Drafts need the last token: no step is planned while a step in
-flight samples a token of a request with speculative decoding.
+flight samples a token of a request that may have drafts (engine/core/drafting.py).
 
 If blocks are missing, the running sequence with the worst rank is preempted; it is queued and recomputed later. The
 sequence with the best rank is never preempted for another one, and it fits by itself (or was refused when submitted),
@@ -29,7 +29,7 @@ from engine.core.adapters import Adapters
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.deadlines import Deadlines
-from engine.core.drafts import NgramIndex
+from engine.core.drafting import Drafting
 from engine.core.fair import FairPolicy
 from engine.core.media import block_marks, step_part
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
@@ -54,6 +54,7 @@ class Planned:
     plan: StepPlan
     sequences: list[Sequence]  # one for each row
     constrained: list[int]  # indexes of rows that a grammar or a thinking budget may constrain
+    at: float = 0.0  # time of planning
 
 
 @dataclass(slots=True)
@@ -94,6 +95,7 @@ class Scheduler:
         self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=prefix, snapshots=config.snapshots)
         self.counters = Counters()
         self.adapters = Adapters(config.adapters, config.adapter_slots)
+        self.drafting = Drafting(config.speculation, shared=prefix)
         self.step = 0
         self._notify = notify or _ignore_event
         self._now = 0.0  # time of the last event that had one
@@ -144,6 +146,7 @@ class Scheduler:
             draft_tokens=counters.draft_tokens,
             accepted_tokens=counters.accepted_tokens,
             accepted_at=tuple(counters.accepted_at),
+            drafting_seconds=self.drafting.seconds,
             step_tokens=tuple(counters.steps),
             media_encoded=counters.media_encoded,
             media_cached=counters.media_cached,
@@ -225,6 +228,7 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> None:
         self.cache.forget_all()
+        self.drafting.replies.clear()
 
     def load_adapter(self, name: str) -> int:
         """Register an adapter, or a new version of it. Requests that have not started use it. Return the number of the
@@ -287,7 +291,7 @@ class Scheduler:
         )
         self._dropped.clear()
         constrained = [i for i, s in enumerate(draft.sequences) if s.constrained and draft.rows[i].sample]
-        planned = Planned(plan, draft.sequences, constrained)
+        planned = Planned(plan, draft.sequences, constrained, now)
         self._in_flight.append(planned)
         self.counters.steps.append(self.config.max_step_tokens - draft.budget)
         return planned
@@ -317,6 +321,7 @@ class Scheduler:
                 self._end(sequence, "stop" if pooled else "length")
                 found = result.pooled.get(index)
                 settled.deltas.append(_pooled(sequence, found) if pooled else _last_of_scored(sequence))
+        self.drafting.measure(planned.plan, planned.at, now, running=bool(self._running))
         return settled
 
     # One step
@@ -338,7 +343,7 @@ class Scheduler:
                 continue
             blocks, drafts = nothing, tuple[int, ...]()
             sample = total == first + 1 and total < sequence.limit
-            if sample and draft.drafts and sequence.speculative:
+            if sample and draft.drafts and total == len(sequence.ids) and self.drafting.may_draft(sequence):
                 drafts = self._drafts(draft, sequence)
             end = first + 1 + len(drafts)
             if end > sequence.tables.touch:
@@ -364,41 +369,37 @@ class Scheduler:
 
     @property
     def _waits_for_drafts(self) -> bool:
-        """Return whether a step in flight samples a token that a draft may follow."""
-        if not self.config.speculation.enabled:
+        """Return whether a step in flight samples a token that a draft may follow, or verifies a draft, whose number of
+        accepted tokens is unknown."""
+        if not self.config.speculation.enabled or not self._in_flight:
             return False
+        allowed = self.drafting.allows(len(self._running), self.step + 1)
         return any(
-            sequence.speculative and sequence.pending and sequence.state is not State.ENDED
+            sequence.pending
+            and sequence.state is not State.ENDED
+            and (bool(row.drafts) or (allowed and self.drafting.may_draft(sequence)))
             for planned in self._in_flight
-            for sequence in planned.sequences
+            for sequence, row in zip(planned.sequences, planned.plan.rows, strict=True)
         )
 
     def _room_for_drafts(self) -> int:
         """Return the number of draft tokens in a step: rows of logits, and half of the tokens, that requests leave."""
         config = self.config
-        if not config.speculation.enabled:
+        if not config.speculation.enabled or not self.drafting.allows(len(self._running), self.step + 1):
             return 0
         rows = config.slots + config.speculation.rows - min(config.slots, len(self._running) + self.waiting)
         return min(rows, (config.max_step_tokens - len(self._running)) // 2)
 
     def _drafts(self, draft: _Draft, sequence: Sequence) -> tuple[int, ...]:
         """Return the drafts of the next tokens. They end where another sequence would have to give up blocks."""
-        known, speculation = sequence.total, self.config.speculation
+        known = sequence.total
         # The last token that the limit allows is only sampled.
         count = min(draft.drafts, sequence.limit - 1 - known, sequence.rope_limit - known)
         if known + count > sequence.tables.touch:
             fresh = blocks_of(known + count, self.cache.block_tokens) - blocks_of(known, self.cache.block_tokens)
             if fresh and fresh * len(self.cache.groups) > self.cache.spare(len(self._running)):
                 count = min(count, -known % self.cache.block_tokens)
-        if count < 1:
-            return ()
-        if sequence.forced:
-            return sequence.forced[:count]
-        if speculation.method != "ngram":
-            return ()
-        if sequence.index is None:
-            sequence.index = NgramIndex(speculation.ngram_min)
-        return sequence.index.propose(sequence.ids, min(count, speculation.tokens))
+        return self.drafting.propose(sequence, count, len(self._running))
 
     def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
         """Add the next chunk of a running sequence that lacks several tokens."""
@@ -588,6 +589,8 @@ class Scheduler:
         del self._by_id[sequence.id]
         drafted = sequence.accepted_tokens + sequence.rejected_tokens
         reply = len(sequence.ids) - sequence.prompt_tokens
+        if not forget:
+            self.drafting.end(sequence)
         self._notify(sequence.id, self._now, Ended(finish, reply, drafted, sequence.accepted_tokens))
 
     # Requests
@@ -611,9 +614,9 @@ class Scheduler:
         """Append the tokens of a row, up to the token that ends the request. Return their delta."""
         ids = sequence.ids
         tokens = result.tokens(index)
-        sequence.forced = ()
         if row.drafts:
-            self._count_draft(sequence, len(row.drafts), len(tokens) - 1)
+            self._count_draft(sequence, row.drafts, len(tokens) - 1)
+        sequence.forced = ()
         finish: Finish | None = None
         reason: int | None = None
         for number, token in enumerate(tokens):  # noqa: B007 - the number of the last token is used
@@ -647,8 +650,10 @@ class Scheduler:
             timing=sequence.timing() if timed else None,
         )
 
-    def _count_draft(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+    def _count_draft(self, sequence: Sequence, drafts: tuple[int, ...], accepted: int) -> None:
+        drafted, forced = len(drafts), sequence.forced[: len(drafts)] == drafts
         self.counters.draft(drafted, accepted)
+        self.drafting.verified(sequence, drafted, accepted, forced=forced)
         sequence.accepted_tokens += accepted
         sequence.rejected_tokens += drafted - accepted
 

@@ -5,6 +5,7 @@ from enum import Enum
 import msgspec
 
 from engine.api.messages import Finish, Logprob, Sampling, Submit, Timing
+from engine.core.draft_control import Acceptance
 from engine.core.drafts import NgramIndex
 from engine.kv.cache import Tables
 
@@ -41,6 +42,7 @@ class Sequence:
         "charged",
         "computed",
         "constrained",
+        "acceptance",
         "accepted_tokens",
         "forced",
         "index",
@@ -92,8 +94,9 @@ class Sequence:
             self.stops.update(dict.fromkeys(submit.eos_token_ids))
         self.constrained = submit.grammar is not None or submit.thinking is not None
         self.speculative = False  # may have drafts; set by the scheduler
-        self.index: NgramIndex | None = None  # of `ids`, for drafts by prompt lookup
+        self.index: NgramIndex | None = None  # of `ids`, for drafts that repeat them
         self.forced: tuple[int, ...] = ()  # draft of the next tokens, from a grammar or a thinking budget
+        self.acceptance = Acceptance()  # of drafts that may pause
         self.accepted_tokens = self.rejected_tokens = 0  # draft tokens
         self.slot = -1
         self.adapter = -1  # version of its LoRA adapter; -1: none; set by the scheduler

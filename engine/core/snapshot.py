@@ -13,11 +13,13 @@ from engine.api.messages import Logprob, Submit
 from engine.core.adapters import AdaptersState
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
+from engine.core.draft_control import Acceptance, ControlState
 from engine.core.fair import FairPolicy
 from engine.core.media import block_marks, plan_without_tensors, without_tensors
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Planned, Scheduler
 from engine.core.sequence import Sequence, State
+from engine.core.suffixes import RepliesState
 from engine.kv.cache import Tables
 from engine.kv.pool import Pool
 from engine.kv.snapshots import SavePoints
@@ -66,6 +68,7 @@ class SequenceState(msgspec.Struct, array_like=True):
     forced: tuple[int, ...]
     accepted_tokens: int
     rejected_tokens: int
+    acceptance: Acceptance
     adapter: int = -1
 
 
@@ -74,6 +77,7 @@ class PlannedState(msgspec.Struct, array_like=True):
     sequences: list[int]
     """Indexes into `SchedulerState.sequences`."""
     constrained: list[int]
+    at: float
 
 
 class PoolState(msgspec.Struct, array_like=True):
@@ -105,6 +109,10 @@ class SchedulerState(msgspec.Struct, frozen=True):
     deadlines: list[tuple[float, int, Literal["first token", "end"], str]]
     counters: Counters
     pool: PoolState
+    control: ControlState
+    """Measured step times of adaptive drafts."""
+    replies: list[RepliesState]
+    """Recent replies, the source of drafts."""
     fair: FairState | None = None
     adapters: AdaptersState | None = None
     aside: tuple[str, ...] = ()
@@ -128,13 +136,18 @@ def snapshot(scheduler: Scheduler) -> SchedulerState:
         sequences=[_sequence_state(sequence) for sequence in sequences],
         in_flight=[
             PlannedState(
-                plan_without_tensors(planned.plan), [index[id(each)] for each in planned.sequences], planned.constrained
+                plan_without_tensors(planned.plan),
+                [index[id(each)] for each in planned.sequences],
+                planned.constrained,
+                planned.at,
             )
             for planned in scheduler._in_flight
         ],
         deadlines=scheduler._deadlines._entries,
         counters=scheduler.counters,
         pool=_pool_state(scheduler.cache.pool),
+        control=scheduler.drafting.control.state,
+        replies=scheduler.drafting.replies.state(),
         fair=FairState(policy.served, policy.waiting.left) if isinstance(policy, FairPolicy) else None,
         adapters=scheduler.adapters.state,
         aside=tuple(scheduler._aside),
@@ -163,12 +176,15 @@ def restore(scheduler: Scheduler, state: SchedulerState) -> None:
             policy.waiting.add(sequence)
     scheduler._by_id.update((each.id, each) for each in sequences if each.state is not State.ENDED)
     scheduler._in_flight.extend(
-        Planned(each.plan, [sequences[at] for at in each.sequences], each.constrained) for each in state.in_flight
+        Planned(each.plan, [sequences[at] for at in each.sequences], each.constrained, each.at)
+        for each in state.in_flight
     )
     scheduler._aside.update((id, scheduler._by_id[id]) for id in state.aside)
     if state.adapters is not None:
         scheduler.adapters.state = state.adapters
     scheduler._deadlines._entries = state.deadlines
+    scheduler.drafting.control.state = state.control
+    scheduler.drafting.replies.restore(state.replies)
     scheduler.counters = state.counters
     scheduler.step, scheduler._now, scheduler._arrivals = state.step, state.now, state.arrivals
     scheduler._free_slots, scheduler._dropped = state.free_slots, state.dropped

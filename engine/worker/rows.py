@@ -19,6 +19,7 @@ class PlanRows:
     count: np.ndarray
     sampling: np.ndarray  # index of the row, several times for a row with drafts
     positions: np.ndarray  # position of the token
+    drafted: bool = False  # a row has drafts
 
     @property
     def last(self) -> np.ndarray:
@@ -52,19 +53,20 @@ def split_encoder_inputs(rows: PlanRows, sources: np.ndarray) -> tuple[PlanRows,
     enters = rows.first < own
     first = np.maximum(rows.first, own)
     encoder_inputs = EncoderInputs(np.flatnonzero(enters), rows.slots[enters], own[enters])
-    return PlanRows(rows.slots, first, rows.ends - first, rows.sampling, rows.positions), encoder_inputs
+    return PlanRows(rows.slots, first, rows.ends - first, rows.sampling, rows.positions, rows.drafted), encoder_inputs
 
 
 def plan_rows(plan: StepPlan) -> PlanRows:
-    fields = np.array([(row.slot, row.first, row.count, row.sample) for row in plan.rows], np.int64).reshape(-1, 4)
-    slots, first, count, sample = np.ascontiguousarray(fields.T)
-    if not any(row.drafts for row in plan.rows):
-        sampling = np.flatnonzero(sample)
+    fields = np.array(
+        [(row.slot, row.first, row.count, 1 + len(row.drafts) if row.sample else 0) for row in plan.rows], np.int64
+    ).reshape(-1, 4)
+    slots, first, count, samples = np.ascontiguousarray(fields.T)
+    if not (samples > 1).any():
+        sampling = np.flatnonzero(samples)
         return PlanRows(slots, first, count, sampling, (first + count)[sampling])
-    samples = np.array([row.samples for row in plan.rows], np.int64)
     sampling = np.repeat(np.arange(len(samples)), samples)
     number = np.arange(len(sampling)) - np.repeat(np.cumsum(samples) - samples, samples)
-    return PlanRows(slots, first, count, sampling, (first + count - samples + 1)[sampling] + number)
+    return PlanRows(slots, first, count, sampling, (first + count - samples + 1)[sampling] + number, drafted=True)
 
 
 def step_result(
@@ -76,7 +78,7 @@ def step_result(
     fingerprints: list[LogitFingerprint],
 ) -> StepResult:
     """Assemble the result. fingerprints: fingerprints of the rows that sample a token, or empty."""
-    if not any(row.drafts for row in plan.rows):
+    if not rows.drafted:
         return _undrafted_result(plan, rows, sampled, scored, failed, fingerprints)
     ids, further = [-1] * len(plan.rows), dict[int, tuple[int, ...]]()
     logprobs, failures = dict[int, tuple[Logprob, ...]](), dict(failed)

@@ -90,6 +90,8 @@ SMALLEST = {
     "versus": "benchmarks.versus --shape small --checkpoints {out} --concurrency 1 --requests 1 --rounds 1 --limit 8 "
     "--threads 1 --out {out}/result.json",
     "translation": "benchmarks.translation --shapes small --rows 1 --input 6 --reply 4 --rounds 1 --threads 1",
+    "speculation": "benchmarks.speculation --shape small --checkpoints {out} --scenarios code --rows 1 --tokens 8 "
+    "--rounds 1 --threads 1 --out {out}/result.json",
     "corpus": "tools.demo_corpus --count 1",
     **{
         name: f"tools.{name}_page --out {{out}}"

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_no_request_notices_that_its_engine_was_killed(launch):
     """Compare each token with an undisturbed run: streamed and complete replies, greedy and sampled, logprobs, n > 1,
-    stop strings, JSON schemas and tool calls."""
-    appliance = launch()
+    stop strings, JSON schemas and tool calls, with speculative decoding."""
+    appliance = launch(ROOT / "manifests" / "demo.yaml", "--set", "speculation.method=suffix")
     appliance.wait_ready()
     result = asyncio.run(
         kill_under_load(appliance.url, [KillTarget(appliance.process.pid)], kills=1, streams=10, tokens=40)
@@ -30,6 +30,8 @@ def test_no_request_notices_that_its_engine_was_killed(launch):
     assert appliance.metric("slipway_engine_restarts_total") == 1
     assert appliance.metric("slipway_requests_held") == appliance.metric("slipway_open_requests") == 0
     assert appliance.metric("slipway_requests_quarantined_total") == 0
+    assert 0 < appliance.metric("slipway_draft_accepted_tokens_total") < appliance.metric("slipway_draft_tokens_total")
+    assert appliance.metric("slipway_draft_search_seconds_total") > 0
     assert appliance.stop() == 0
 
 

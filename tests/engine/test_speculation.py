@@ -4,16 +4,18 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.api.messages import Grammar, Thinking
-from engine.core.records import PlanMade, Proposed, read_records
+from engine.core.records import PlanMade, Proposed, Started, read_records
 from engine.core.replay import main as replay
 from engine.llm import LLM, Params
 from kernels.cpu.library import best, usable
+from tests.engine.adapters import random_pairs, write_adapter
 
 KERNELS = ["torch", *usable()]
 SIZES = {"kv_bytes": 1 << 20, "block_tokens": 4, "max_running": 8, "max_step_tokens": 32, "threads": 1}
@@ -66,6 +68,12 @@ def plain(path) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def ngram(path) -> Iterator[LLM]:
     with engine(path, "ngram") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def suffix(path) -> Iterator[LLM]:
+    with engine(path, "suffix") as made:
         yield made
 
 
@@ -129,6 +137,56 @@ def test_replies_with_ngram_drafts_are_those_without(name, plain, ngram):
     drafted = counters(ngram).draft_tokens
     assert seen(ngram.generate([REPEATED] * len(wanted), wanted)) == seen(expected)
     assert counters(ngram).draft_tokens > drafted, "nothing was drafted, so nothing was tested"
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_replies_with_suffix_drafts_are_those_without(name, plain, suffix):
+    """Each request comes twice, so that the second one has drafts from the reply of the first."""
+    wanted = requests(name)
+    expected = plain.generate([REPEATED] * len(wanted), wanted)
+    for _ in range(2):
+        before = counters(suffix).accepted_tokens
+        assert seen(suffix.generate([REPEATED] * len(wanted), wanted)) == seen(expected)
+    assert counters(suffix).accepted_tokens > before, "the second time, drafts come from equal replies"
+
+
+def test_a_second_equal_request_takes_few_steps_unless_its_cache_salt_differs(path):
+    params = Params(seed=5, max_tokens=60, ignore_eos=True)  # does not repeat itself
+    with engine(path, "suffix") as llm:
+        scheduler, steps = llm._loop.scheduler, []
+        for forget in (False, False, True):
+            if forget:
+                scheduler.reset_prefix_cache()
+            before = scheduler.step
+            llm.generate([tuple(range(40))], params)
+            steps.append(scheduler.step - before)
+    assert steps[1] < steps[0] / 2 < steps[2]
+
+
+def test_adaptive_drafts_keep_every_reply(path, plain):
+    wanted = [params for name in ("greedy", "sampled", "json", "penalties") for params in requests(name, 5)]
+    prompts = [(*REPEATED[: 3 * number], 120) for number in range(len(wanted))]
+    expected = plain.generate(prompts, wanted)
+    with engine(path, "suffix", adaptive_drafts=True, max_running=5) as llm:
+        assert seen(llm.generate(prompts, wanted)) == seen(expected)
+        assert counters(llm).accepted_tokens > 0
+
+
+def test_replies_with_an_adapter_are_those_without_drafts(path, tmp_path):
+    """Equal prompts with and without an adapter, so that replies of one must not be drafts of the other."""
+    model = transformers.LlamaForCausalLM.from_pretrained(path)
+    adapters = {"a": write_adapter(tmp_path / "a", random_pairs(model, ("q_proj", "v_proj", "down_proj"), size=0.5))}
+    wanted = [msgspec.structs.replace(params, adapter=name) for params in requests("sampled") for name in ("", "a")]
+    replies = []
+    for method in ("off", "suffix"):
+        with engine(path, method, adapters=adapters) as llm:
+            for _ in range(2):
+                replies.append(seen(llm.generate([REPEATED] * len(wanted), wanted)))
+            scopes = llm._loop.scheduler.drafting.replies.state()
+            accepted = counters(llm).accepted_tokens
+    assert replies[0] == replies[1] == replies[2] == replies[3] and accepted
+    assert replies[0][0] != replies[0][1], "the adapter changes nothing"
+    assert [one.adapter for one in scopes] == [-1, 0] or [one.adapter for one in scopes] == [0, -1]
 
 
 @pytest.mark.parametrize(
@@ -227,16 +285,23 @@ def test_a_prefix_that_was_cached_by_a_request_with_drafts_is_correct(path, plai
         assert counters(llm).draft_tokens > counters(llm).accepted_tokens > 0
 
 
-def test_a_recording_with_drafts_replays_exactly(path, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "options", [{"method": "ngram"}, {"method": "suffix"}, {"method": "suffix", "adaptive_drafts": True}], ids=str
+)
+def test_a_recording_with_drafts_replays_exactly(options, path, tmp_path, capsys):
+    """The recording begins with the state of a scheduler that has drafted, because its first file is full."""
     file = tmp_path / "record"
-    with engine(path, "ngram", record=str(file), record_size=1 << 16) as llm:
-        for name in ("greedy", "json", "sampled"):
+    with engine(path, record=str(file), record_size=1 << 15, **options) as llm:
+        for name in ("greedy", "sampled", "json", "sampled", "json"):  # again, with drafts from equal replies
             llm.generate([REPEATED] * 3, requests(name))
     records = list(read_records(file))
     assert any(row.drafts for one in records if isinstance(one, PlanMade) and one.plan for row in one.plan.rows)
     assert any(isinstance(one, Proposed) for one in records)
     assert replay([str(file)]) == 0
     assert "all plans equal" in capsys.readouterr().out
+    states = [one.state for one in records if isinstance(one, Started) and one.state is not None]
+    assert states and (options["method"] == "ngram" or any(state.replies for state in states))
+    assert any(state.control.levels for state in states) == ("adaptive_drafts" in options)
 
 
 def test_counters_agree_with_one_another(path):
@@ -250,11 +315,31 @@ def test_counters_agree_with_one_another(path):
     assert sum(reply.timing.rejected_tokens for reply in replies) == stats.draft_tokens - stats.accepted_tokens
 
 
+def test_a_perfect_draft_returns_its_tokens_and_one_more(path, plain):
+    """The acceptance length is tokens + 1, and lower with a wrong token in each draft."""
+    params = Params(temperature=0.0, max_tokens=41, ignore_eos=True)
+    (expected,) = plain.generate([REPEATED], params)
+    text, lengths = [*REPEATED, *expected.ids], []
+    for wrong in (None, 2):
+
+        def search(sequence, count, wrong=wrong):
+            draft = text[len(sequence.ids) : len(sequence.ids) + count]
+            return tuple(token ^ (at == wrong) for at, token in enumerate(draft))
+
+        with engine(path, "ngram", draft_tokens=4) as llm:
+            llm._loop.scheduler.drafting.search = search
+            assert llm.generate([REPEATED], params)[0].ids == expected.ids
+            counts = counters(llm)
+        assert sum(counts.accepted_at) == counts.accepted_tokens
+        lengths.append(1 + counts.accepted_tokens / counts.drafts)
+    assert lengths[0] == 5 and 2 < lengths[1] <= 3
+
+
 @pytest.mark.parametrize("kernels", ["torch", best()])
 def test_two_ranks_give_the_replies_of_one(kernels, path):
     wanted = [*requests("sampled"), *requests("json")]
     replies = []
-    for ranks, method in ((1, "off"), (2, "ngram")):
+    for ranks, method in ((1, "off"), (2, "suffix")):
         with engine(path, method, kernels, tensor=ranks) as llm:
             replies.append(seen(llm.generate([REPEATED] * len(wanted), wanted)))
             accepted = counters(llm).accepted_tokens

@@ -13,7 +13,7 @@ _SEARCH = Effect("engine", outputs="rounding")
 
 
 class Speculation(Section):
-    method: Literal["off", "jump-ahead", "ngram"] = declare(
+    method: Literal["auto", "off", "jump-ahead", "ngram", "suffix"] = declare(
         "off",
         effect=_METHOD,
         target=("engine.speculation.method", "gateway.speculation"),
@@ -21,7 +21,10 @@ class Speculation(Section):
         example="ngram",
     )
     """Drafts that a step verifies: ngram takes tokens that followed an earlier occurrence of the last tokens, and
-    text that a grammar forces; jump-ahead takes only forced text. Replies are the same with each value."""
+    text that a grammar forces; suffix takes those that followed most occurrences, in recent replies too; jump-ahead
+    takes only forced text. auto selects a method for the checkpoint, and pauses drafts per request and per number of
+    running requests while measured step times and acceptance say that they do not pay. Replies are the same with each
+    value."""
     tokens: Annotated[int, Field(ge=1, le=32)] = declare(
         4,
         effect=_DRAFTS,
@@ -33,7 +36,7 @@ class Speculation(Section):
         },
         example=8,
     )
-    """Maximum tokens of a draft by prompt lookup, and number of rows of logits that a step has for drafts alone. Text
+    """Maximum tokens of a draft by lookup, and number of rows of logits that a step has for drafts alone. Text
     that a grammar forces also uses the rows that other requests leave."""
     ngram_min: Annotated[int, Field(ge=1, le=32)] = declare(
         2,

@@ -179,6 +179,7 @@ class Usage:
     cached: int = 0  # prompt tokens that were read from the prefix cache
     written: int = 0  # prompt tokens that were written to the prefix cache
     reasoning: int | None = None  # None: the model's reasoning is not parsed
+    drafts: tuple[int, int] | None = None  # accepted and rejected draft tokens; None without speculative decoding
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -191,8 +192,13 @@ class Usage:
         fields = self.plain()
         if self.details:
             fields["prompt_tokens_details"] = {"cached_tokens": self.cached, "cache_write_tokens": self.written}
+            details: dict[str, int] = {}
             if self.reasoning is not None:
-                fields["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
+                details["reasoning_tokens"] = self.reasoning
+            if self.drafts is not None:
+                details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] = self.drafts
+            if details:
+                fields["completion_tokens_details"] = details
         return fields
 
 

@@ -72,6 +72,7 @@ class ChunkReply(Reply[dict[str, Any]]):
         self.head = head
         self.options = usage_options(body, service.config.endpoints.compat)
         self.usage = Usage(prompt_tokens, service.config.endpoints.compat == "openai")
+        self.speculates = service.config.speculation != "off"
         self._chunk_encoder = head.chunk_encoder()
 
     @abstractmethod
@@ -80,6 +81,10 @@ class ChunkReply(Reply[dict[str, Any]]):
 
     def count_tokens(self) -> Usage:
         self.usage.completion = sum(choice.tokens for choice in self.choices)
+        if self.speculates:
+            timings = [choice.timing for choice in self.choices if choice.timing]
+            accepted = sum(timing.accepted_tokens for timing in timings)
+            self.usage.drafts = accepted, sum(timing.rejected_tokens for timing in timings)
         return self.usage
 
     def chunk(self, choice: Mapping[str, Any], more: dict[str, Any], event_id: str) -> bytes:

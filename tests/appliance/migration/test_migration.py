@@ -108,6 +108,13 @@ HUB = "model.source.huggingface.repo"
             },
         ),
         (
+            """vllm serve /m -sc '{"method": "suffix", "num_speculative_tokens": 8}'""",
+            {
+                **{"model.source.path": "/m", "model.names": ["/m"], "endpoints.compat": "vllm"},
+                **{"speculation.method": "suffix", "speculation.tokens": 8},
+            },
+        ),
+        (
             f"{DOCKER} --env 'HUGGING_FACE_HUB_TOKEN=hf_x' vllm/vllm-openai:latest --model mistralai/Mistral-7B-v0.1",
             {
                 HUB: "mistralai/Mistral-7B-v0.1",

@@ -311,3 +311,23 @@ def test_golden_prompts_and_their_failures_are_counted(start_gateway, new_engine
     engine.say(Failed(None, "crash", "something else"))
     eventually("not ready", lambda: gateway.client.get("/ready").status_code == 503)
     assert gateway.metric(f"{name}failures_total") == 1
+
+
+def test_drafts_are_counted_across_restarts_of_the_engine(start_gateway, new_engine, eventually):
+    engine = new_engine().start()
+    gateway = start_gateway(engine, speculation="suffix")
+    first = Stats(drafts=4, draft_tokens=12, accepted_tokens=7, accepted_at=(3, 2, 2), drafting_seconds=0.25)
+    engine.say(first)
+    eventually("drafts", lambda: gateway.metric("slipway_drafts_total") == 4)
+    assert gateway.metric("slipway_draft_acceptance_length") == 1 + 7 / 4
+    engine.die()
+    engine.start()
+    eventually("the next engine", lambda: gateway.client.get("/ready").status_code == 200)
+    engine.say(Stats(drafts=1, draft_tokens=3, accepted_tokens=1, accepted_at=(1, 0, 0), drafting_seconds=0.5))
+    eventually("its drafts", lambda: gateway.metric("slipway_drafts_total") == 5)
+    for name, value in {"tokens": 15, "accepted_tokens": 8, "search_seconds": 0.75}.items():
+        assert gateway.metric(f"slipway_draft_{name}_total") == value
+    name = "slipway_draft_accepted_tokens_by_position_total"
+    assert [gateway.metric(name, position=str(at)) for at in range(3)] == [4, 2, 2]
+    assert gateway.metric("slipway_draft_acceptance_length") == 2
+    assert gateway.metric("vllm:spec_decode_num_accepted_tokens_total") == 8

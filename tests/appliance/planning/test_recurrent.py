@@ -43,6 +43,13 @@ def test_requests_and_snapshots_have_a_slot_each(config, running, prefix, slots,
     assert engine["memory"]["ranks"][0]["states"] == memory["states"] < memory["workspace"]
 
 
+def test_drafts_are_off_where_auto_finds_no_method(tmp_path, capsys):
+    engine, _ = planned(manifest(tmp_path, MAMBA, "speculation: {method: auto}\n"), capsys)
+    assert engine["speculation"]["method"] == "off" and not engine["speculation"]["adaptive"]
+    assert main(["plan", str(manifest(tmp_path, MAMBA, "speculation: {method: auto}\n"))]) == 0
+    assert "auto → off" in capsys.readouterr().out
+
+
 def test_a_model_without_attention_has_no_kv_cache(tmp_path, capsys):
     engine, memory = planned(manifest(tmp_path, MAMBA, scheduling(5)), capsys)
     assert (memory["cache"], engine["memory"]["kv_cache"], engine["model"]["max_context"]) == (0, 0, 131072)

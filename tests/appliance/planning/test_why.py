@@ -30,6 +30,7 @@ PLANS = {
     "gpu": ({"machine": GPU_KERNELS}, ("engine.scheduling.max_running=6",)),
     "experts": ({"machine": COMPILED, "facts": sparse()}, ()),
     "quantized": ({"machine": COMPILED, "facts": quantized()}, ()),
+    "drafts": ({"machine": COMPILED}, ("speculation.method=auto",)),
     "windows": ({"machine": COMPILED, "facts": test_plan.checkpoint(window=40)}, ("model.max_context=900",)),
 }
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.api.config import SpeculationConfig
 from engine.api.errors import RequestError
 from engine.api.messages import Sampling, Submit
 from engine.core.config import EncoderLimits, SchedulerConfig
@@ -90,7 +91,8 @@ class Known:
 class Device:
     """Simulated device. `salts`: slot -> salt of its request. Plans carry no salts, so the driver passes them in."""
 
-    def __init__(self, layout, blocks, slots, max_step_tokens, snapshots=None):
+    def __init__(self, layout, blocks, slots, max_step_tokens, snapshots=None, draft_rows=0):
+        self.draft_rows = draft_rows
         self.layout, self.blocks, self.slots, self.max_step_tokens = layout, blocks, slots, max_step_tokens
         self.memory = {}
         self.table = {}
@@ -100,6 +102,7 @@ class Device:
     def run(self, plan, salts):
         """`salts[i]` is what else the contents of row i depend on."""
         assert sum(row.count for row in plan.rows) <= self.max_step_tokens, "a step over its budget"
+        assert sum(row.samples for row in plan.rows) <= self.slots + self.draft_rows, "more logits than planned"
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows of one slot"
         for slot in plan.dropped:
             del self.table[slot]
@@ -116,7 +119,9 @@ class Device:
         if self.snapshots is not None:
             self._run_states(plan, values)
         assert self.snapshots is not None or not (plan.restored or plan.saved), "snapshots of a model without state"
-        return StepResult(plan.step, tuple(self._sample(row) for row in plan.rows))
+        sampled = [self._sample(row) for row in plan.rows]
+        further = {at: tokens[1:] for at, tokens in enumerate(sampled) if len(tokens) > 1}
+        return StepResult(plan.step, tuple(tokens[0] for tokens in sampled), further)
 
     def _run_states(self, plan, values):
         """The state that a dropped request left is not cleared: only position 0 begins with zeros."""
@@ -139,8 +144,10 @@ class Device:
         known, size = self.table[row.slot], self.layout.block_tokens
         for table, blocks in zip(known.tables, row.blocks, strict=True):
             table.extend(blocks)
-        assert row.count >= 1 and row.first + row.count <= len(known.ids), "positions without tokens"
-        values[row.slot] = prefix_values(known.ids, salt)
+        assert len(row.drafts) < row.count, "a row of drafts alone"
+        assert row.count >= 1 and row.first + row.count - len(row.drafts) <= len(known.ids), "positions without tokens"
+        assert not row.drafts or row.sample, "drafts that nothing verifies"
+        values[row.slot] = prefix_values([*known.ids, *row.drafts], salt)
         for group, table in enumerate(known.tables):
             for position in range(row.first, row.first + row.count):
                 block = table[position // size]
@@ -166,12 +173,18 @@ class Device:
                     assert found == values[read], f"slot {row.slot}: position {position} reads {read}, not its own"
 
     def _sample(self, row):
+        """The tokens of a row: up to the first that differs from its draft."""
         if not row.sample:
-            return -1
-        known = self.table[row.slot]
-        assert len(known.ids) == row.first + row.count, "a token is drawn before all known ones are computed"
-        known.ids.append(next_token(known.ids))
-        return known.ids[-1]
+            return (-1,)
+        known, sampled = self.table[row.slot], []
+        wanted = row.first + row.count - len(row.drafts)
+        assert len(known.ids) == wanted, "a token is drawn before all known ones are computed"
+        for draft in (*row.drafts, None):
+            known.ids.append(next_token(known.ids))
+            sampled.append(known.ids[-1])
+            if sampled[-1] != draft:
+                break
+        return tuple(sampled)
 
 
 @dataclass
@@ -196,6 +209,8 @@ class Load:
     sources: EncoderLimits | None = None
     snapshots: int | None = None
     scheduler: type = Scheduler
+    speculation: SpeculationConfig = SpeculationConfig()
+    draft_cost: float = 0.0  # time of a draft token, relative to a step without drafts
 
 
 @dataclass
@@ -206,6 +221,7 @@ class Outcome:
     aborted: set = field(default_factory=set)
     refused: int = 0
     steps: int = 0
+    now: float = 0.0
     scheduler: object = None
 
 
@@ -254,12 +270,13 @@ def run(load):
         prefix_cache=load.prefix_cache,
         sources=load.sources,
         snapshots=load.snapshots,
+        speculation=load.speculation,
     )
     scheduler = load.scheduler(config)
-    device = Device(layout, load.blocks, load.max_running, load.max_step_tokens, load.snapshots)
+    device = Device(layout, load.blocks, load.max_running, load.max_step_tokens, load.snapshots, load.speculation.rows)
     outcome = Outcome(scheduler=scheduler)
     todo = deque(make_submits(load, rng))
-    in_flight = deque()
+    in_flight, drafted = deque(), deque()
     idle = 0
     while todo or scheduler.running or scheduler.waiting or in_flight:
         outcome.steps += 1
@@ -267,12 +284,14 @@ def run(load):
         while todo and rng.random() < 0.5:
             _submit(scheduler, todo.popleft(), outcome)
         _abort_some(scheduler, load, rng, outcome)
-        planned = scheduler.plan(float(outcome.steps))
+        planned = scheduler.plan(outcome.now)
         check_holders(scheduler)
         if planned is not None:
             # the device runs a step as soon as it is planned; its result is delivered later
             in_flight.append(device.run(planned.plan, [s.submit.salt for s in planned.sequences]))
+            drafted.append(sum(len(row.drafts) for row in planned.plan.rows))
         if in_flight and (planned is None or len(in_flight) == (2 if load.overlap else 1)):
+            outcome.now += 1.0 + load.draft_cost * drafted.popleft()
             _settle(scheduler, in_flight.popleft(), outcome)
         idle = 0 if in_flight or planned or todo else idle + 1
         assert idle < 2 or not (scheduler.running or scheduler.waiting), (
@@ -288,7 +307,7 @@ def _submit(scheduler, submit, outcome):
     outcome.submits[submit.id] = submit
     outcome.streams[submit.id] = list(submit.emitted)
     try:
-        delta = scheduler.submit(submit, float(outcome.steps))
+        delta = scheduler.submit(submit, outcome.now)
     except RequestError:
         outcome.refused += 1
         del outcome.submits[submit.id]
@@ -308,7 +327,7 @@ def _abort_some(scheduler, load, rng, outcome):
 
 
 def _settle(scheduler, result, outcome):
-    settled = scheduler.apply(result, float(outcome.steps))
+    settled = scheduler.apply(result, outcome.now)
     for delta in settled.deltas:
         assert delta.id not in outcome.ends, f"{delta.id}: a token after its end"
         outcome.streams[delta.id] += delta.ids

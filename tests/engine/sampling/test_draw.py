@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from engine.api.messages import Sampling
+from engine.core.plan import Row, StepPlan
+from engine.sampling.columns import Columns
 from engine.sampling.noise import Noise, row_keys
 from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
+from engine.worker.rows import plan_rows, step_result
 
 VOCAB = 41
 
@@ -197,3 +200,49 @@ def test_a_row_without_a_possible_token_fails_with_the_reason(sampling, bench, r
 
 def test_no_rows_give_no_tokens(bench):
     assert bench(VOCAB).sample(np.zeros((0, VOCAB)), []).ids == []
+
+
+DRAFTS = {
+    "right": lambda draw, logits, count: np.tile(logits.argmax(1), (count, 1)),
+    "random": lambda draw, logits, count: draw.integers(0, logits.shape[1], (count, len(logits))),
+    "forced": lambda draw, logits, count: np.full((count, len(logits)), 3),
+}
+"""Draft tokens of `count` rows at each position, as a lookup that is often right, an unrelated one and a grammar."""
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_tokens_that_drafts_verify_are_drawn_from_the_distribution(kind, temperature, softmax):
+    """Draw 20,000 rows with a draft of two tokens, and count the tokens at each position that the rows return."""
+    vocab, rows, batches, length = 6, 500, 40, 3
+    draw = np.random.default_rng(5)
+    logits = draw.normal(0, 1.5, (length, vocab)).astype(np.float32)
+    expected = np.array([softmax(each.astype(np.float64) / temperature) for each in logits])
+    table, noise = Columns(rows, vocab), Noise(vocab, torch.device("cpu"), None)
+    for slot in range(rows):
+        table.write(slot, Sampling(temperature=temperature), prompt_tokens=2, stop_ids=())
+    counts, pairs = np.zeros((length, vocab)), np.zeros((vocab, vocab))
+    for batch in range(batches):
+        table.seed[:] = np.arange(rows) + batch * rows
+        drafts = DRAFTS[kind](draw, logits[:-1], rows)
+        step = StepPlan(
+            1, (), (), tuple(Row(slot, 1, length, True, ((),), tuple(one)) for slot, one in enumerate(drafts.tolist()))
+        )
+        columns = plan_rows(step)
+        sampling = Rows(columns.slots[columns.sampling], columns.positions, table, np.zeros((rows, 9), np.int32))
+        sampled = Prepared(sampling, noise).finish(torch.from_numpy(np.tile(logits, (rows, 1))))
+        result = step_result(step, columns, sampled, {}, {}, [])
+        for row, draft in enumerate(drafts.tolist()):
+            tokens = result.tokens(row)
+            accepted = next((at for at, one in enumerate(tokens) if at == len(draft) or one != draft[at]), 0)
+            assert len(tokens) == accepted + 1, "the row ends with the first token that differs from its draft"
+            for position, token in enumerate(tokens):
+                counts[position, token] += 1
+            if len(tokens) > 1:
+                pairs[tokens[0], tokens[1]] += 1
+    assert counts[0].sum() == rows * batches == 20_000
+    for position in range(length):
+        assert counts[position].sum() > 100
+        assert_drawn_from(counts[position], expected[position])
+    first = pairs.sum(1).argmax()
+    assert_drawn_from(pairs[first], expected[1])  # does not depend on the accepted token before it

@@ -104,8 +104,10 @@ function facts(seen, reply, times) {
   if (times.first) told.push(`first token ${seconds((times.first - times.start) / 1000)}`);
   if (reply.usage) {
     const { prompt_tokens: prompt, completion_tokens: tokens, prompt_tokens_details: details } = reply.usage;
+    const accepted = reply.usage.completion_tokens_details?.accepted_prediction_tokens;
+    const drafted = accepted ? ` (${count(accepted)} accepted drafts)` : "";
     const cached = details?.cached_tokens ? ` (${count(details.cached_tokens)} cached)` : "";
-    told.push(`${count(prompt)} prompt tokens${cached}`, `${count(tokens)} tokens`);
+    told.push(`${count(prompt)} prompt tokens${cached}`, `${count(tokens)} tokens${drafted}`);
     const span = (times.end - times.first) / 1000;
     if (tokens > 1 && span > 0) told.push(`${count((tokens - 1) / span)} tokens/s`);
   }

@@ -126,9 +126,17 @@ function paintEnds(metrics) {
   const ends = { ...by(metrics, "slipway_requests_total", "finished_reason") };
   const refused = sum(metrics, "slipway_admission_rejections_total");
   const rows = [...Object.entries(ends), ["rejected", refused],
-    ["engine restarts", sum(metrics, "slipway_engine_restarts_total")], ["preemptions", sum(metrics, "slipway_preemptions_total")]];
+    ["engine restarts", sum(metrics, "slipway_engine_restarts_total")], ["preemptions", sum(metrics, "slipway_preemptions_total")],
+    ...draftRows(metrics)];
   $("ends").replaceChildren(el("dl", { class: "ends" }, rows.map(([name, value]) =>
     el("div", { class: value ? "" : "none" }, el("dt", {}, name), el("dd", {}, count(value))))));
+}
+
+function draftRows(metrics) {
+  const drafts = sum(metrics, "slipway_drafts_total"), accepted = sum(metrics, "slipway_draft_accepted_tokens_total");
+  if (!drafts) return [];
+  const length = Math.round(100 * (1 + accepted / drafts)) / 100;
+  return [["draft tokens", sum(metrics, "slipway_draft_tokens_total")], ["accepted draft tokens", accepted], ["acceptance length", length]];
 }
 
 function paintRecent(list) {

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,21 +172,22 @@ class Gateway:
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def says(self, *texts: str, finish: str = "stop", each: int = 1, cached: int = 0, written: int = 0) -> "Gateway":
-        """Reply with these texts, one per choice in turn, in deltas of `each` tokens; "stop" adds the end token."""
+    def says(self, *texts: str, finish: str = "stop", each: int = 1, **counts: int) -> "Gateway":
+        """Reply with these texts, one per choice in turn, in deltas of `each` tokens; "stop" adds the end token.
+        counts: fields of Timing."""
         given = iter(range(10**9))
 
         def reply(submit: Submit) -> list[Delta]:
             ids = self.ids(texts[next(given) % len(texts)])
             ids += [self.tokenizer.eos_id or 0] * (finish == "stop")
-            return self.deltas(submit, ids, finish, each, cached, written=written)
+            return self.deltas(submit, ids, finish, each, counts)
 
         self.router.reply = reply
         return self
 
     def gives(self, ids: list[int], finish: str = "length", each: int = 1, reason: int | None = None) -> "Gateway":
         """Reply with exactly these ids."""
-        self.router.reply = lambda submit: self.deltas(submit, ids, finish, each, 0, reason)
+        self.router.reply = lambda submit: self.deltas(submit, ids, finish, each, {}, reason)
         return self
 
     def deltas(
@@ -195,10 +196,8 @@ class Gateway:
         ids: list[int],
         finish: str,
         each: int,
-        cached: int,
+        counts: Mapping[str, int],
         reason: int | None = None,
-        *,
-        written: int = 0,
     ) -> list[Delta]:
         sampling, vocab = submit.sampling, self.config.vocab_size
         cuts = [ids[at : at + each] for at in range(0, len(ids), each)] or [[]]
@@ -213,7 +212,7 @@ class Gateway:
                     () if count is None else tuple(scored(token, sampling, vocab, self.rank) for token in cut),
                     finish=finish if last else None,  # type: ignore[arg-type]
                     stop_reason=reason if last else None,
-                    timing=Timing(cached_tokens=cached, written_tokens=written) if last else None,
+                    timing=Timing(**counts) if last else None,
                 )
             )
         if (asked := sampling.prompt_logprobs) is not None:

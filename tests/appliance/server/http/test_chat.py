@@ -56,7 +56,7 @@ def prompt_text(gateway: Any, at: int = -1) -> str:
 def test_usage_has_three_fields_and_details_by_profile(make_gateway: Callable[..., Any], compat: str) -> None:
     """CH-01: in the vllm profile exactly three; openai adds cached and reasoning tokens."""
     gateway = make_gateway(**{"endpoints.compat": compat})
-    usage = whole(gateway.says(f"{THOUGHT}hi", cached=2), {})["usage"]
+    usage = whole(gateway.says(f"{THOUGHT}hi", cached_tokens=2), {})["usage"]
     prompt, reply = len(gateway.submits[0].prompt), len(gateway.ids(f"{THOUGHT}hi")) + 1
     plain = {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
     if compat == "vllm":

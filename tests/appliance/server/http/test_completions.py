@@ -315,7 +315,7 @@ def test_usage_details_follow_the_profile(make_gateway: Callable[..., Any], comp
     gateway = make_gateway(**{"endpoints.compat": compat})
     for cached in (0, 3):
         body = {"prompt": "hello world", "n": 2, "temperature": 1}
-        usage = gateway.says("x", cached=cached).post(PATH, body)[1]["usage"]
+        usage = gateway.says("x", cached_tokens=cached).post(PATH, body)[1]["usage"]
         details = (
             {"prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0}} if compat == "openai" else {}
         )

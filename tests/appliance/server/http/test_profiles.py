@@ -29,7 +29,9 @@ def compat(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def gateway(make_gateway: Make, compat: str) -> Any:
-    return make_gateway(max_context=1024, **{"endpoints.compat": compat}).says(f"{THOUGHT}hi", cached=3, written=8)
+    return make_gateway(max_context=1024, **{"endpoints.compat": compat}).says(
+        f"{THOUGHT}hi", cached_tokens=3, written_tokens=8
+    )
 
 
 @pytest.fixture
@@ -68,6 +70,20 @@ def test_usage_of_chat(gateway: Any, compat: str) -> None:
 def test_usage_of_completions(gateway: Any, compat: str) -> None:
     usage = gateway.post("/v1/completions", {"prompt": "hello"})[1]["usage"]
     assert details(usage) == ({} if compat == "vllm" else {"prompt_tokens_details": CACHE})
+
+
+@pytest.mark.parametrize(("path", "choices"), [("/v1/chat/completions", 2), ("/v1/completions", 1)])
+def test_usage_with_speculative_decoding(make_gateway: Make, compat: str, path: str, choices: int) -> None:
+    """The counts of all choices, in the fields of OpenAI's predicted outputs."""
+    gateway = make_gateway(max_context=1024, speculation="ngram", **{"endpoints.compat": compat})
+    gateway.says("hi", accepted_tokens=5, rejected_tokens=2)
+    body = {"n": choices, **(CHAT if choices > 1 else {"prompt": "hello"})}
+    whole = gateway.post(path, body)[1]["usage"]
+    streamed = gateway.stream(path, {**body, "stream_options": {"include_usage": True}})[-1]["usage"]
+    assert streamed == whole
+    found = details(whole).get("completion_tokens_details", {})
+    counts = {"accepted_prediction_tokens": 5 * choices, "rejected_prediction_tokens": 2 * choices}
+    assert {name: value for name, value in found.items() if name in counts} == ({} if compat == "vllm" else counts)
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/score"])

@@ -92,7 +92,7 @@ def test_long_recordings_are_divided_in_silence(
 
     def reply(submit: Submit) -> list[Delta]:
         text = 40 + known.index(submit.media[0].digest)
-        return gateway.deltas(submit, [*head, zero + 5, text, zero + 50, end], "stop", 1, 0)
+        return gateway.deltas(submit, [*head, zero + 5, text, zero + 50, end], "stop", 1, {})
 
     gateway.router.reply = reply
     segments = gateway.send(wav(samples), language="en", response_format="verbose_json").json()["segments"]
@@ -107,7 +107,7 @@ def test_a_pass_continues_where_the_last_one_ended(gateway: SpeechGateway, whisp
     zero, end = whisper.id("<|0.00|>"), whisper.id("<|endoftext|>")
     head = [whisper.id("<|en|>"), whisper.id("<|transcribe|>")]
     replies = iter([[zero, 40, zero + 25, zero + 25, end], [zero, 41, zero + 25, end]])
-    gateway.router.reply = lambda submit: gateway.deltas(submit, [*head, *next(replies)], "stop", 1, 0)
+    gateway.router.reply = lambda submit: gateway.deltas(submit, [*head, *next(replies)], "stop", 1, {})
     samples = clip(1.5)
     segments = gateway.send(wav(samples), language="en", response_format="verbose_json").json()["segments"]
     assert [(one["start"], one["end"]) for one in segments] == [(0.0, 0.5), (0.5, 1.0)]

@@ -267,7 +267,7 @@ def test_stop_reasons(
 @pytest.mark.parametrize("streamed", [False, True])
 def test_usage_parts_the_prompt_by_profile(make_gateway: Callable[..., Any], compat: str, streamed: bool) -> None:
     """AN-02: input_tokens excludes cached tokens, so the two numbers add up to the prompt."""
-    gateway = make_gateway(**{"endpoints.compat": compat}).says(f"{THOUGHT}hi", cached=3)
+    gateway = make_gateway(**{"endpoints.compat": compat}).says(f"{THOUGHT}hi", cached_tokens=3)
     usage = (assembled(events(gateway, BASE)) if streamed else whole(gateway, BASE))["usage"]
     prompt, reply = len(gateway.submits[0].prompt), len(gateway.ids(f"{THOUGHT}hi")) + 1
     assert usage.pop("service_tier") == "standard" and usage["output_tokens"] == reply

@@ -179,7 +179,7 @@ def test_every_delta_of_text_has_logprobs_if_they_are_asked_for(gateway):
 
 def test_usage_counts_thoughts_and_what_was_cached_in_both_modes(gateway):
     """RS-09"""
-    gateway.says(THOUGHT + "hello", cached=5)
+    gateway.says(THOUGHT + "hello", cached_tokens=5)
     usage = whole(gateway)["usage"]
     assert usage == events(gateway)[-1]["response"]["usage"]
     assert usage["input_tokens"] == len(gateway.submits[-1].prompt)
@@ -214,7 +214,7 @@ def test_a_failure_under_way_ends_the_stream_with_the_response_that_failed(gatew
     """RS-14"""
 
     def reply(submit):
-        given = gateway.deltas(submit, gateway.ids("hello world"), "stop", 1, 0)[:-1]
+        given = gateway.deltas(submit, gateway.ids("hello world"), "stop", 1, {})[:-1]
         return [*given, Delta(submit.id, finish="error")]
 
     gateway.router.reply = reply

@@ -1,0 +1,227 @@
+"""Plans with drafts on the checking device: every stream is right, faults are seen, and adaptive drafts help."""
+
+from dataclasses import replace
+
+import pytest
+from scheduler_simulation import Load, make_layout, simulate
+
+from engine.api.config import SpeculationConfig
+from engine.api.messages import Sampling, Submit
+from engine.core.config import SchedulerConfig
+from engine.core.drafting import Drafting
+from engine.core.plan import StepResult
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence, State
+
+
+def config(method, **more):
+    return SpeculationConfig(method=method, ngram_min=1, tokens=5, **more)
+
+
+METHODS = {
+    "ngram": config("ngram"),
+    "suffix": config("suffix"),
+    "auto": config("suffix", adaptive=True),
+}
+LOADS = [
+    Load(seed, windows, blocks=blocks, max_step_tokens=budget, overlap=overlap, replies=(7, 30), requests=16)
+    for seed, windows, blocks, budget, overlap in (
+        (0, (None,), 28, 16, True),
+        (1, (None, 9), 52, 16, True),
+        (2, (None,), 30, 7, False),
+        (3, (9,), 26, 40, True),
+    )
+] + [Load(7, (None,), max_step_tokens=7, abort=0.9, same_prompts=1, salts=("",), resumed=0.0, replies=(30,))]
+
+PAUSING = replace(LOADS[0], requests=40, replies=(60,))  # adaptive drafts of some requests pause
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: str(load.seed))
+def test_streams_with_drafts_are_right(method, load):
+    outcome = simulate(replace(load, speculation=METHODS[method]))
+    counters = outcome.scheduler.counters
+    assert 0 < counters.accepted_tokens < counters.draft_tokens
+    assert sum(counters.accepted_at) == counters.accepted_tokens
+
+
+@pytest.mark.parametrize("policy", ["priority", "fair"])
+def test_streams_with_drafts_are_right_with_each_policy(policy):
+    simulate(replace(LOADS[0], policy=policy, speculation=METHODS["suffix"]))
+
+
+def steps(load):
+    outcome = simulate(load)
+    return outcome.now, outcome.scheduler.counters
+
+
+def test_adaptive_drafts_stop_where_a_draft_token_costs_as_much_as_a_token():
+    load = replace(LOADS[0], requests=60, replies=(60,), draft_cost=0.4)
+    plain, _ = steps(load)
+    always, counters = steps(replace(load, speculation=METHODS["suffix"]))
+    adaptive, fewer = steps(replace(load, speculation=METHODS["auto"]))
+    assert always > 1.2 * plain, "the load does not show the cost of drafts"
+    assert adaptive < 1.1 * plain
+    assert fewer.draft_tokens < counters.draft_tokens / 3
+
+
+def test_adaptive_drafts_go_on_where_they_cost_nothing():
+    plain, _ = steps(PAUSING)
+    adaptive, counters = steps(replace(PAUSING, speculation=METHODS["auto"]))
+    assert adaptive < plain and counters.accepted_tokens > 50
+
+
+def test_decisions_depend_on_the_times_of_events_alone():
+    load = replace(LOADS[1], requests=40, draft_cost=0.2, speculation=METHODS["auto"])
+    first, second = simulate(load), simulate(load)
+    assert first.now == second.now and first.scheduler.counters == second.scheduler.counters
+
+
+def request(prompt, salt, adapter, reply=()):
+    sequence = Sequence(Submit("a", tuple(prompt), Sampling(), 99, salt=salt), 0, 0.0, 1000)
+    sequence.ids += reply
+    sequence.total = len(sequence.ids)
+    sequence.adapter, sequence.speculative = adapter, True
+    return sequence
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_drafts_come_from_replies_of_the_same_salt_and_adapter_only(shared):
+    drafting = Drafting(METHODS["suffix"], shared=shared)
+    drafting.end(request([1], "x", 2, reply=[5, 6, 7, 8]))
+    found = {
+        (salt, adapter): drafting.propose(request([3, 5, 6], salt, adapter), 4, 1)
+        for salt in ("", "x", "y")
+        for adapter in (-1, 2)
+    }
+    assert found.pop(("x", 2)) == ((7, 8) if shared else ())
+    assert set(found.values()) == {()}
+
+
+def test_a_reset_of_the_prefix_cache_drops_the_replies():
+    outcome = simulate(replace(LOADS[0], speculation=METHODS["suffix"]))
+    replies = outcome.scheduler.drafting.replies
+    assert replies.state() and replies.tokens
+    outcome.scheduler.reset_prefix_cache()
+    assert not replies.state() and not replies.tokens
+
+
+def test_forced_drafts_do_not_count_as_acceptance_of_lookups():
+    settings = SchedulerConfig(layout=make_layout((None,)), blocks=9, max_context=9, speculation=METHODS["auto"])
+    scheduler, sequence = Scheduler(settings), request([1], "", -1)
+    before, sequence.forced = sequence.acceptance.rate, (5, 6, 7)
+    scheduler._count_draft(sequence, (5, 6), 0)
+    assert sequence.acceptance.rate == before
+    scheduler._count_draft(sequence, (5, 7), 0)
+    assert sequence.acceptance.rate < before
+
+
+def test_a_constrained_request_that_pauses_has_forced_drafts_only():
+    drafting = Drafting(METHODS["auto"], shared=True)
+    sequence = request([1, 2, 1, 2, 1], "", -1)
+    sequence.constrained = True
+    assert drafting.propose(sequence, 2, 1) == (2, 1)
+    sequence.acceptance.resume = 99
+    assert drafting.may_draft(sequence) and drafting.propose(sequence, 2, 1) == ()
+    sequence.forced = (5, 6, 7)
+    assert drafting.propose(sequence, 2, 1) == (5, 6)
+
+
+# Planted faults
+
+
+def wrap(monkeypatch, owner, name, make):
+    monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+
+
+def rejected_drafts_count_as_computed(monkeypatch):
+    def make(right):
+        def append(self, sequence, row, result, index, now):
+            delta = right(self, sequence, row, result, index, now)
+            if row.drafts and sequence.slot >= 0:
+                sequence.computed = max(sequence.computed, row.first + row.count)
+            return delta
+
+        return append
+
+    wrap(monkeypatch, Scheduler, "_append_tokens", make)
+
+
+def last_accepted_token_lost(monkeypatch):
+    wrap(
+        monkeypatch,
+        StepResult,
+        "tokens",
+        lambda right: lambda self, row: right(self, row)[:-1] if len(right(self, row)) > 1 else right(self, row),
+    )
+
+
+def plans_ahead_of_a_draft_of_a_request_that_pauses(monkeypatch):
+    def waits(self):
+        return self.drafting.allows(len(self._running), self.step + 1) and any(
+            sequence.pending and sequence.state is not State.ENDED and self.drafting.may_draft(sequence)
+            for planned in self._in_flight
+            for sequence in planned.sequences
+        )
+
+    monkeypatch.setattr(Scheduler, "_waits_for_drafts", property(waits))
+
+
+def plans_ahead_of_drafts(monkeypatch):
+    monkeypatch.setattr(Scheduler, "_waits_for_drafts", False)
+
+
+def more_rows_of_logits_than_planned(monkeypatch):
+    monkeypatch.setattr(Scheduler, "_room_for_drafts", lambda self: self.config.max_step_tokens)
+
+
+def drafts_beyond_the_limit(monkeypatch):
+    wrap(
+        monkeypatch,
+        Scheduler,
+        "_drafts",
+        lambda right: lambda self, draft, sequence: (*right(self, draft, sequence), 1, 1, 1, 1, 1, 1),
+    )
+
+
+def drafts_do_not_spend_the_budget(monkeypatch):
+    def make(right):
+        def plan(self, draft):
+            prompts = right(self, draft)
+            draft.budget += sum(len(row.drafts) for row in draft.rows)
+            return prompts
+
+        return plan
+
+    wrap(monkeypatch, Scheduler, "_plan_tokens", make)
+
+
+def blocks_of_drafts_not_allocated(monkeypatch):
+    def make(right):
+        def allocate(self, draft, sequence, end):
+            return right(self, draft, sequence, min(end, sequence.total))
+
+        return allocate
+
+    wrap(monkeypatch, Scheduler, "_allocate", make)
+
+
+FAULTS = [
+    plans_ahead_of_a_draft_of_a_request_that_pauses,
+    plans_ahead_of_drafts,
+    more_rows_of_logits_than_planned,
+    rejected_drafts_count_as_computed,
+    last_accepted_token_lost,
+    drafts_beyond_the_limit,
+    drafts_do_not_spend_the_budget,
+    blocks_of_drafts_not_allocated,
+]
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_injected_fault_of_drafts_is_detected(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        for load in (*LOADS, PAUSING):
+            for method in ("suffix", "auto"):
+                simulate(replace(load, speculation=METHODS[method]))
