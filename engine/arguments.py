@@ -28,6 +28,7 @@ OTHER_NAMES = {
     "memory.ranks": "planned",
     "cache.prefix": "prefix_cache",
     "speculation.method": "speculation",
+    "speculation.model": "draft_model",
     "speculation.tokens": "draft_tokens",
     "lifecycle.heartbeat": "pulse",
 }

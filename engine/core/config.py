@@ -121,7 +121,7 @@ class SchedulerConfig:
         """Return whether this request may have drafts."""
         constrained = submit.grammar is not None or submit.thinking is not None
         method = self.speculation.method
-        return bool(submit.max_tokens) and (method == "ngram" or (method == "jump-ahead" and constrained))
+        return bool(submit.max_tokens) and method != "off" and (method != "jump-ahead" or constrained)
 
     @property
     def slots(self) -> int:

@@ -33,7 +33,7 @@ from engine.models.parts import (
     YarnScaling,
 )
 
-FORMAT = 5
+FORMAT = 6
 LENGTH = struct.Struct("<I")
 MAX_BLOCKS = 1 << 24  # a scheduler with this many KV blocks takes about 1 GB of memory
 MAX_RUNNING = 1 << 20
@@ -136,6 +136,7 @@ class Applied(msgspec.Struct, frozen=True, tag="applied"):
     sampled: tuple[int, ...]
     failed: dict[int, str]
     further: dict[int, tuple[int, ...]] = {}
+    drafts: dict[int, tuple[int, ...]] = {}
 
 
 Record = (

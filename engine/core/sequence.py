@@ -43,6 +43,7 @@ class Sequence:
         "constrained",
         "accepted_tokens",
         "forced",
+        "proposed",
         "index",
         "rejected_tokens",
         "speculative",
@@ -94,6 +95,7 @@ class Sequence:
         self.speculative = False  # may have drafts; set by the scheduler
         self.index: NgramIndex | None = None  # of `ids`, for drafts by prompt lookup
         self.forced: tuple[int, ...] = ()  # draft of the next tokens, from a grammar or a thinking budget
+        self.proposed: tuple[int, ...] = ()  # draft of the next tokens, from a draft model
         self.accepted_tokens = self.rejected_tokens = 0  # draft tokens
         self.slot = -1
         self.adapter = -1  # version of its LoRA adapter; -1: none; set by the scheduler

@@ -67,6 +67,7 @@ class SequenceState(msgspec.Struct, array_like=True):
     accepted_tokens: int
     rejected_tokens: int
     adapter: int = -1
+    proposed: tuple[int, ...] = ()
 
 
 class PlannedState(msgspec.Struct, array_like=True):

@@ -1,0 +1,54 @@
+"""Requirements of a draft model for speculative decoding, beside the model whose tokens it drafts."""
+
+from engine.api.errors import CheckpointError, ConfigError
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.parts import Model, recurrents
+from engine.text.files import has_tokenizer, tokenizer_file
+from engine.text.tokenizer import Tokenizer
+
+KEY = "speculation.model"
+
+
+def read_draft(path: str, target: Checkpoint, max_context: int = 0) -> Checkpoint:
+    """Read and check the draft model of a target. Raises CheckpointError for a model that cannot draft, or of another
+    vocabulary, ConfigError for one whose context is shorter than `max_context`."""
+    draft = read_checkpoint(path)
+    problem = draft_problem(draft.model) or _vocabulary_problem(target, draft)
+    if problem:
+        raise CheckpointError(f"{KEY}: {draft.path}: {problem}")
+    if draft.model.max_context < max_context:
+        raise ConfigError(
+            f"{KEY}: {draft.path}: the draft model supports {draft.model.max_context} tokens, fewer than "
+            f"model.max_context={max_context}; lower model.max_context to that"
+        )
+    return draft
+
+
+def draft_problem(model: Model) -> str:
+    """Return why a model cannot draft, or an empty string."""
+    if model.foreign is not None:
+        return f"{model.foreign.architecture} is computed by transformers' code, and cannot draft"
+    if model.encoder is not None or model.pooler is not None or model.head is None:
+        return "a draft model must be a decoder that generates text"
+    if recurrents(model):
+        return "a draft model cannot have recurrent layers, because their state cannot be rolled back"
+    if model.media is not None:
+        return "a draft model reads only text; this one has a tower for media"
+    return ""
+
+
+def _vocabulary_problem(target: Checkpoint, draft: Checkpoint) -> str:
+    """Return how the vocabularies differ, or an empty string. They may have different numbers of unused ids."""
+    sizes = target.model.embed.vocab, draft.model.embed.vocab
+    if not has_tokenizer(target.path) or not has_tokenizer(draft.path):
+        return "" if sizes[0] == sizes[1] else f"it has {sizes[1]} token ids, and the target has {sizes[0]}"
+    if tokenizer_file(target.path).read_bytes() == tokenizer_file(draft.path).read_bytes():
+        return ""
+    own, other = (Tokenizer(one.path) for one in (target, draft))
+    for token in range(max(own.vocab_size, other.vocab_size)):
+        if own.token_string(token) != other.token_string(token):
+            return (
+                f"its vocabulary is not the target's: token {token} is {other.token_string(token)!a}, and "
+                f"{own.token_string(token)!a} in the target; use a draft model with the same tokenizer"
+            )
+    return ""
