@@ -1,8 +1,8 @@
 """Rules for speculative decoding."""
 
-from appliance.constraints.rule import Facts, Rule
+from appliance.constraints.rule import TRITON, Facts, Rule
 
-OFF = "off"
+OFF, DRAFT = "off", "draft"
 
 
 def _why(facts: Facts) -> str:
@@ -27,5 +27,11 @@ RULES = (
         facts=("model.pools",),
         holds=lambda view: view.speculation == OFF or not view.facts.model.pools,
         text="pooling models have no speculative decoding, because they generate no tokens",
+    ),
+    Rule(
+        name="speculation-draft",
+        keys=("kernels", "speculation"),
+        holds=lambda view: view.speculation != DRAFT or view.kernels != TRITON,
+        text="Triton kernels do not support draft models: set hardware.kernels to torch, or hardware.device to cpu",
     ),
 )

@@ -214,7 +214,7 @@ VARIABLES = (
     Variable(
         key="speculation.method",
         name="speculation",
-        values=_always("off", "jump-ahead", "ngram"),
+        values=_always("off", "jump-ahead", "ngram", "draft"),
         auto=_always("off"),
         why=lambda view: "not set",
         prefers="`off`",

@@ -32,7 +32,7 @@ from engine.models.parts import (
 )
 from engine.models.sources import ACT_FN, join, latent_linears
 
-Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower"]
+Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower", "draft"]
 
 
 @dataclass(frozen=True, kw_only=True)

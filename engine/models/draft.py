@@ -6,22 +6,26 @@ from engine.models.parts import Model, recurrents
 from engine.text.files import has_tokenizer, tokenizer_file
 from engine.text.tokenizer import Tokenizer
 
-KEY = "speculation.model"
-
 
 def read_draft(path: str, target: Checkpoint, max_context: int = 0) -> Checkpoint:
     """Read and check the draft model of a target. Raises CheckpointError for a model that cannot draft, or of another
     vocabulary, ConfigError for one whose context is shorter than `max_context`."""
     draft = read_checkpoint(path)
-    problem = draft_problem(draft.model) or _vocabulary_problem(target, draft)
+    problem = _target_problem(target.model) or draft_problem(draft.model) or _vocabulary_problem(target, draft)
     if problem:
-        raise CheckpointError(f"{KEY}: {draft.path}: {problem}")
+        raise CheckpointError(f"{draft.path}: {problem}")
     if draft.model.max_context < max_context:
         raise ConfigError(
-            f"{KEY}: {draft.path}: the draft model supports {draft.model.max_context} tokens, fewer than "
+            f"{draft.path}: the draft model supports {draft.model.max_context} tokens, fewer than "
             f"model.max_context={max_context}; lower model.max_context to that"
         )
     return draft
+
+
+def _target_problem(target: Model) -> str:
+    if target.encoder is not None:
+        return "an encoder-decoder model has no draft model; set speculation.method to off, jump-ahead or ngram"
+    return ""
 
 
 def draft_problem(model: Model) -> str:

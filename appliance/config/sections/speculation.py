@@ -13,7 +13,7 @@ _SEARCH = Effect("engine", outputs="rounding")
 
 
 class Speculation(Section):
-    method: Literal["off", "jump-ahead", "ngram"] = declare(
+    method: Literal["off", "jump-ahead", "ngram", "draft"] = declare(
         "off",
         effect=_METHOD,
         target=("engine.speculation.method", "gateway.speculation"),
@@ -21,7 +21,18 @@ class Speculation(Section):
         example="ngram",
     )
     """Drafts that a step verifies: ngram takes tokens that followed an earlier occurrence of the last tokens, and
-    text that a grammar forces; jump-ahead takes only forced text. Replies are the same with each value."""
+    text that a grammar forces; jump-ahead takes only forced text; draft takes tokens of a second, smaller model.
+    Replies are the same with each value."""
+    model: str | None = declare(
+        None,
+        effect=_DRAFTS,
+        affects="engine.speculation.model",
+        aliases={"vLLM": "speculative_model", "SGLang": "speculative_draft_model_path"},
+        is_path=True,
+        example="../qwen3-0.6b",
+    )
+    """Checkpoint of the draft model, for the method draft: a decoder with the tokenizer of the served model. Relative
+    paths start at the manifest's folder."""
     tokens: Annotated[int, Field(ge=1, le=32)] = declare(
         4,
         effect=_DRAFTS,
@@ -33,8 +44,8 @@ class Speculation(Section):
         },
         example=8,
     )
-    """Maximum tokens of a draft by prompt lookup, and number of rows of logits that a step has for drafts alone. Text
-    that a grammar forces also uses the rows that other requests leave."""
+    """Maximum tokens of a draft by prompt lookup or a model, and number of rows of logits that a step has for drafts
+    alone. Text that a grammar forces also uses the rows that other requests leave."""
     ngram_min: Annotated[int, Field(ge=1, le=32)] = declare(
         2,
         effect=_SEARCH,
