@@ -2,7 +2,7 @@
 
 from appliance.constraints.rule import TRITON, Facts, Rule
 
-OFF, DRAFT = "off", "draft"
+OFF, MODELS = "off", ("draft", "mtp")
 
 
 def _why(facts: Facts) -> str:
@@ -31,7 +31,7 @@ RULES = (
     Rule(
         name="speculation-draft",
         keys=("kernels", "speculation"),
-        holds=lambda view: view.speculation != DRAFT or view.kernels != TRITON,
-        text="Triton kernels do not support draft models: set hardware.kernels to torch, or hardware.device to cpu",
+        holds=lambda view: view.speculation not in MODELS or view.kernels != TRITON,
+        text="Triton kernels do not support draft models and prediction heads: set hardware.kernels to torch, or hardware.device to cpu",
     ),
 )

@@ -214,7 +214,7 @@ VARIABLES = (
     Variable(
         key="speculation.method",
         name="speculation",
-        values=_always("off", "jump-ahead", "ngram", "draft"),
+        values=_always("off", "jump-ahead", "ngram", "draft", "mtp"),
         auto=_always("off"),
         why=lambda view: "not set",
         prefers="`off`",

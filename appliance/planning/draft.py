@@ -1,4 +1,4 @@
-"""Draft model of the manifest: read and checked before anything starts."""
+"""Draft model of the manifest, or prediction head of the checkpoint: read and checked before anything starts."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from appliance.config.settings import Settings
 from appliance.planning.choice import Choice, refuse
 from engine.api.errors import EngineError
 from engine.models.checkpoint import Checkpoint
-from engine.models.draft import read_draft
+from engine.models.draft import prediction_head, read_draft
 
 KEY = ("speculation", "model")
 
@@ -25,6 +25,8 @@ def with_draft_model(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with its draft model. The context of the draft model limits the context of both. Raise
     Refused for a draft model that is missing, superfluous or unsuited."""
     wanted = settings.manifest.speculation
+    if wanted.method == "mtp" and wanted.model is None:
+        return _with_head(settings, checkpoint)
     if wanted.method != "draft":
         if wanted.model is not None:
             refuse(settings, "speculation.model", f"speculation.method {wanted.method} has no draft model; set it to draft")
@@ -38,3 +40,10 @@ def with_draft_model(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
     model = checkpoint.model
     limited = replace(model, max_context=min(model.max_context, draft.model.max_context))
     return replace(checkpoint, model=limited, draft=draft)
+
+
+def _with_head(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
+    try:
+        return replace(checkpoint, draft=prediction_head(checkpoint))
+    except EngineError as error:
+        refuse(settings, "speculation.method", str(error), exits.CHECKPOINT, instead="ngram")

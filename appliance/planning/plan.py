@@ -240,10 +240,15 @@ def _engine_config(
         scheduling=SchedulingConfig(**passed("engine.scheduling")),
         cache=CacheConfig(**passed("engine.cache")),
         speculation=SpeculationConfig(
-            **passed("engine.speculation"), model="" if checkpoint.draft is None else str(checkpoint.draft.path)
+            **passed("engine.speculation"), model=_draft_path(manifest, checkpoint)
         ),
         lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, skipped=_has_no_prompts(checkpoint.model))),
     )
+
+
+def _draft_path(manifest: Manifest, checkpoint: Checkpoint) -> str:
+    draft = checkpoint.draft
+    return "" if draft is None or manifest.speculation.model is None else str(draft.path)
 
 
 def _has_no_prompts(model: Model) -> bool:

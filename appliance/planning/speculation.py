@@ -27,9 +27,10 @@ def speculation(
         "ngram": f"up to {wanted.tokens} tokens that followed an earlier occurrence of the last {wanted.ngram_min}",
         "jump-ahead": "text that a grammar forces",
         "draft": f"up to {wanted.tokens} tokens of the draft model",
+        "mtp": f"up to {wanted.tokens} tokens of the checkpoint's prediction head",
     }
     if checkpoint.draft is not None:
-        return Choice(wanted.method, _of_model(drafts["draft"], bytes_, wanted.tokens, holdings))
+        return Choice(wanted.method, _of_model(drafts[wanted.method], bytes_, wanted.tokens, holdings))
     return Choice(
         wanted.method,
         f"drafts are {drafts[wanted.method]}; their logits take {bytes_}, and steps of such requests are not planned "

@@ -310,6 +310,14 @@ class InsertMedia:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadStates:
+    """y = the hidden states that the caller of a prediction head gives. x = 0 for tokens at position 0."""
+
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True)
 class AddMedia:
     """x += columns of the embeddings of media, from `first` on, for the tokens of media in a step."""
 
@@ -852,6 +860,7 @@ Op = (
     | LookUp
     | LookUpPositions
     | InsertMedia
+    | ReadStates
     | AddMedia
     | Normalize
     | NormalizeParts
@@ -1018,7 +1027,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.x, op.y.value  # its other columns are kept
         case Scale() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
-        case AllReduce() | InsertMedia() | AddMedia():
+        case AllReduce() | InsertMedia() | ReadStates() | AddMedia():
             return (op.x,)
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
@@ -1054,7 +1063,7 @@ def _buffer(x: Value | Columns) -> Value:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Predict() | Correct():
+        case Predict() | Correct() | ReadStates():
             return op.y, op.x
         case Spread() | Multiply() | PadValues() | CutHeads():
             return (op.y,)

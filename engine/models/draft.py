@@ -1,8 +1,13 @@
-"""Requirements of a draft model for speculative decoding, beside the model whose tokens it drafts."""
+"""Draft models of speculative decoding: a second checkpoint, or the prediction heads of the same one."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
 
 from engine.api.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.parts import Model, recurrents
+from engine.models.parts import Model, Predictor, recurrents
+from engine.models.quantized import read_quantization
 from engine.text.files import has_tokenizer, tokenizer_file
 from engine.text.tokenizer import Tokenizer
 
@@ -20,6 +25,50 @@ def read_draft(path: str, target: Checkpoint, max_context: int = 0) -> Checkpoin
             f"model.max_context={max_context}; lower model.max_context to that"
         )
     return draft
+
+
+def prediction_head(target: Checkpoint) -> Checkpoint:
+    """Return the prediction head of a checkpoint, as a checkpoint of its own with the same embedding and head. Raises
+    CheckpointError if there is none."""
+    predictor = target.model.predictor
+    if predictor is None:
+        raise CheckpointError(
+            f"{target.path}: {target.architecture} has no prediction heads here; set speculation.method to another value"
+        )
+    tensors = _renamed(target.tensors, predictor)
+    if not any(name.startswith("model.layers.0.") for name in tensors):
+        raise CheckpointError(
+            f"{target.path}: the checkpoint has no tensors of prediction heads ({predictor.names[0][0]}…); set "
+            "speculation.method to another value"
+        )
+    place = str(target.path / "config.json")
+    quantization = read_quantization(target.config, predictor.model, place)
+    return replace(
+        target,
+        model=predictor.model,
+        tensors=tensors,
+        quantization=None if quantization is None else quantization.named(tensors),
+    )
+
+
+Item = TypeVar("Item")
+
+
+def _renamed(tensors: Mapping[str, Item], predictor: Predictor) -> dict[str, Item]:
+    """Return the tensors of a prediction head by their names in its model, with the embedding and the head. Its own
+    copies of both, which some checkpoints have, are left out."""
+    model = predictor.model
+    shared = [f"{model.root}.{model.embed.name}.", *([] if model.head is None else [f"{model.head.name}."])]
+    found = {name: one for name, one in tensors.items() if name.startswith(tuple(shared))}
+    for before, after in predictor.names:
+        for name, one in tensors.items():
+            if name.startswith(before) and not name.removeprefix(before).startswith(COPIES):
+                found[after + name.removeprefix(before)] = one
+    return found
+
+
+COPIES = ("embed_tokens.", "shared_head.head.")
+"""Copies of the embedding and the head in the layer of a prediction head."""
 
 
 def _target_problem(target: Model) -> str:

@@ -31,7 +31,7 @@ from engine.lowering.lower import lower
 from engine.lowering.measures import widest_sum
 from engine.models.adapters import read_adapter
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.draft import read_draft
+from engine.models.draft import prediction_head, read_draft
 from engine.models.parts import Model
 from engine.weights.packed import PackedFile
 from engine.sampling.noise import Noise
@@ -39,7 +39,7 @@ from engine.weights.quantized import random_weights
 from engine.worker.adapters import AdapterStore
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
-from engine.worker.drafting import DraftModel
+from engine.worker.drafting import Drafter, DraftModel, Passes, PredictionHead
 from engine.worker.host import HostRunner
 from engine.worker.media import MediaStore
 from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
@@ -302,13 +302,18 @@ class _Draft:
 def _read_draft(config: EngineConfig, target: Checkpoint, form: Layout) -> _Draft | None:
     """Read the draft model of the configuration. Raises CheckpointError or ConfigError if it does not suit the
     target."""
-    if config.speculation.method != "draft":
+    speculation = config.speculation
+    if not speculation.has_model:
         return None
     if config.hardware.kernels == "triton":
         raise ConfigError(
-            "speculation.method=draft: Triton kernels do not support draft models; set hardware.kernels to torch"
+            f"speculation.method={speculation.method}: Triton kernels do not support draft models; set hardware.kernels "
+            "to torch"
         )
-    checkpoint = read_draft(config.speculation.model, target, config.model.max_context)
+    if speculation.method == "mtp":
+        checkpoint = prediction_head(target)
+    else:
+        checkpoint = read_draft(speculation.model, target, config.model.max_context)
     own = layout(
         checkpoint.model,
         block_tokens=config.cache.block_tokens,
@@ -334,17 +339,20 @@ def _loaded_draft(config: EngineConfig, draft: _Draft, device: torch.device, tea
     return text_model
 
 
-def _drafts(config: EngineConfig, draft: _Draft, model: TextModel, table: RequestTable, blocks: int) -> DraftModel:
+def _drafts(config: EngineConfig, draft: _Draft, model: TextModel, table: RequestTable, blocks: int) -> Drafter:
+    is_head = config.speculation.method == "mtp"
     dtype, pages = DTYPES[config.quantization.kv_cache], blocks * len(draft.form.groups)
     vocab = table.columns.vocab
-    return DraftModel(
+    passes = Passes(
         model,
         make_pages(draft.form, pages, dtype, model.device),
         table,
         Noise(vocab, model.device, model.target.team),
         group=draft.group,
         vocab=vocab,
+        ahead=1 if is_head else 0,
     )
+    return PredictionHead(passes) if is_head else DraftModel(passes)
 
 
 def _media_store(config: EngineConfig, text_model: TextModel | ForeignModel) -> MediaStore | None:

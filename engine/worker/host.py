@@ -18,7 +18,7 @@ from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
 from engine.worker.batch import build_batch
-from engine.worker.drafting import DraftModel
+from engine.worker.drafting import Drafter
 from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.media import NO_MEDIA, MediaStore, StepMedia
 from engine.worker.rows import PlanRows, plan_rows, step_result
@@ -38,7 +38,7 @@ class HostRunner:
         table: RequestTable,
         states: States,
         media: MediaStore | None = None,
-        draft: DraftModel | None = None,
+        draft: Drafter | None = None,
     ) -> None:
         """media: of a model that reads more than text. draft: model that drafts tokens after each step."""
         self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
@@ -79,7 +79,7 @@ class HostRunner:
         scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team, at_once)
         result = step_result(plan, rows, sampled, scored, failed, fingerprints)
         if self._draft is not None:
-            result = replace(result, drafts=self._draft.run(plan, result))
+            result = replace(result, drafts=self._draft.run(plan, result, hidden))
         return result if media.counts is None else replace(result, media=media.counts)
 
     def _batch(self, rows: PlanRows) -> Batch:

@@ -13,7 +13,7 @@ _SEARCH = Effect("engine", outputs="rounding")
 
 
 class Speculation(Section):
-    method: Literal["off", "jump-ahead", "ngram", "draft"] = declare(
+    method: Literal["off", "jump-ahead", "ngram", "draft", "mtp"] = declare(
         "off",
         effect=_METHOD,
         target=("engine.speculation.method", "gateway.speculation"),
@@ -21,8 +21,8 @@ class Speculation(Section):
         example="ngram",
     )
     """Drafts that a step verifies: ngram takes tokens that followed an earlier occurrence of the last tokens, and
-    text that a grammar forces; jump-ahead takes only forced text; draft takes tokens of a second, smaller model.
-    Replies are the same with each value."""
+    text that a grammar forces; jump-ahead takes only forced text; draft takes tokens of a second, smaller model;
+    mtp takes tokens of the checkpoint's own prediction heads. Replies are the same with each value."""
     model: str | None = declare(
         None,
         effect=_DRAFTS,
