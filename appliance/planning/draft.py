@@ -29,7 +29,9 @@ def with_draft_model(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
         return _with_head(settings, checkpoint)
     if wanted.method != "draft":
         if wanted.model is not None:
-            refuse(settings, "speculation.model", f"speculation.method {wanted.method} has no draft model; set it to draft")
+            refuse(
+                settings, "speculation.model", f"speculation.method {wanted.method} has no draft model; set it to draft"
+            )
         return checkpoint
     if wanted.model is None:
         refuse(settings, "speculation.method", "draft needs the folder of a draft model; set speculation.model")

@@ -239,9 +239,7 @@ def _engine_config(
         ),
         scheduling=SchedulingConfig(**passed("engine.scheduling")),
         cache=CacheConfig(**passed("engine.cache")),
-        speculation=SpeculationConfig(
-            **passed("engine.speculation"), model=_draft_path(manifest, checkpoint)
-        ),
+        speculation=SpeculationConfig(**passed("engine.speculation"), model=_draft_path(manifest, checkpoint)),
         lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, skipped=_has_no_prompts(checkpoint.model))),
     )
 

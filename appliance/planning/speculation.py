@@ -10,7 +10,6 @@ from appliance.planning.workspace import StepSize, logits_bytes
 from engine.lowering.footprint import Holding
 from engine.models.checkpoint import Checkpoint
 
-
 RATES = (0.5, 0.7, 0.9)  # probabilities that a draft token is accepted, for which the plan states the gain
 
 

@@ -30,8 +30,8 @@ from appliance.config.suggest import suggest_name
 from appliance.config.versions import in_older_words
 from appliance.hardware.machine import Machine, read_machine
 from appliance.planning.adapters import other_bases, read_adapters
-from appliance.planning.draft import with_draft_model
 from appliance.planning.answerable import check_answerable
+from appliance.planning.draft import with_draft_model
 from appliance.planning.endpoint import check_endpoint, check_host_here
 from appliance.planning.output_format import check_format
 from appliance.planning.plan import Plan, plan

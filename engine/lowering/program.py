@@ -32,7 +32,9 @@ from engine.models.parts import (
 )
 from engine.models.sources import ACT_FN, join, latent_linears
 
-Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower", "draft"]
+Part = Literal[
+    "embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower", "draft"
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,8 +33,8 @@ from engine.models.adapters import read_adapter
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.draft import prediction_head, read_draft
 from engine.models.parts import Model
-from engine.weights.packed import PackedFile
 from engine.sampling.noise import Noise
+from engine.weights.packed import PackedFile
 from engine.weights.quantized import random_weights
 from engine.worker.adapters import AdapterStore
 from engine.worker.device import DeviceRunner

@@ -13,7 +13,7 @@ from engine.api.errors import CheckpointError, ConfigError
 from engine.api.messages import Output
 from engine.core.records import PlanMade, read_records
 from engine.core.replay import main as replay
-from engine.llm import LLM, Params
+from engine.llm import LLM
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
 from tests.engine.adapters import random_pairs, write_adapter
