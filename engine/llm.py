@@ -543,7 +543,7 @@ def _longest(config: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def _form(config: EngineConfig, checkpoint: Checkpoint) -> Layout:
-    """Return the layout of the pages, which also counts those of a draft model."""
+    """Return the layout of the pages, including those of a draft model."""
     own = _own_form(config, checkpoint.model, config.parallelism.tensor)
     draft = _draft(config, checkpoint)
     return own if draft is None else with_draft(own, _own_form(config, draft.model, 1))

@@ -32,6 +32,7 @@ RULES = (
         name="speculation-draft",
         keys=("kernels", "speculation"),
         holds=lambda view: view.speculation not in MODELS or view.kernels != TRITON,
-        text="Triton kernels do not support draft models and prediction heads: set hardware.kernels to torch, or hardware.device to cpu",
+        text="Triton kernels do not support draft models and prediction heads: set hardware.kernels to torch, or "
+        "hardware.device to cpu",
     ),
 )

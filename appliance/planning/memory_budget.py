@@ -352,7 +352,7 @@ def _adapter_stacks(checkpoint: Checkpoint, view: View) -> tuple[AdapterStack, .
 
 
 def _pages(checkpoint: Checkpoint, view: View) -> Layout:
-    """Return the layout of the pages, which also counts those of a draft model."""
+    """Return the layout of the pages, including those of a draft model."""
     own = _own_pages(checkpoint, view, view.tensor)
     # Rank 0 alone has a draft model. All ranks have equally many blocks.
     return own if checkpoint.draft is None else with_draft(own, _own_pages(checkpoint.draft, view, 1))

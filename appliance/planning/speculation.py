@@ -42,8 +42,9 @@ def _of_model(drafts: str, logits: str, tokens: int, holdings: Sequence[Holding]
     draft = sum(one.bytes for one in holdings if one.part == "draft")
     gains = ", ".join(f"{speedup(own, draft, tokens, rate):.1f} at {rate:.0%}" for rate in RATES)
     return (
-        f"drafts are {drafts}, whose weights of {spell_bytes(draft)} are read once for each; their logits take {logits}. "
-        f"By the bytes of both models, a single reply is this many times as fast at these rates of acceptance: {gains}"
+        f"drafts are {drafts}, whose weights of {spell_bytes(draft)} are read once for each; their logits take "
+        f"{logits}. By the bytes of both models, a single reply is this many times as fast at these rates of "
+        f"acceptance: {gains}"
     )
 
 

@@ -201,7 +201,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def has_model(self) -> bool:
-        """Whether a model computes the drafts."""
+        """Return whether a model computes the drafts."""
         return self.method in ("draft", "mtp")
 
     @property

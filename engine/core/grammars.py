@@ -198,7 +198,7 @@ class Grammars:
         return self._matchers[id].forced() if id in self._matchers else ()
 
     def allowed(self, id: str, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the first drafts, up to one that the grammar does not allow."""
+        """Return the drafts before the first one that the grammar does not allow."""
         return drafts[: sum(1 for _ in self._walk(id, drafts))]
 
     def counters(self) -> GrammarCounters:

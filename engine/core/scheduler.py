@@ -193,8 +193,8 @@ class Scheduler:
         return None
 
     def propose(self, id: str, tokens: tuple[int, ...]) -> None:
-        """Set the draft of the next tokens of a request: those that its grammar or thinking budget forces, or those of
-        a draft model that the grammar allows."""
+        """Set the draft of the next tokens of a request. Its grammar or thinking budget forces these tokens, or a draft
+        model drafted them and the grammar allows them."""
         sequence = self._by_id.get(id)
         if sequence is not None:
             sequence.forced, sequence.proposed = tokens, ()

@@ -161,7 +161,7 @@ class Layout:
 
 
 def with_draft(own: Layout, draft: Layout) -> Layout:
-    """Return a layout whose blocks have pages of a draft model beside their own: one for each group of its layers."""
+    """Return the layout with the bytes of a draft model in each block: a page for each group of its layers."""
     return replace(own, draft_bytes=len(draft.groups) * draft.block_bytes)
 
 

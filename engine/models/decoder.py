@@ -70,8 +70,8 @@ def with_predictor(
     *,
     tensors: tuple[str, str, str, str] = ("eh_proj", "enorm", "hnorm", "shared_head.norm"),
 ) -> Model:
-    """Return the model with the head that predicts the token after the next one, if the configuration has one. Of
-    several heads, the first is declared.
+    """Return the model with the head that predicts the token after the next one, if the configuration has one.
+    Only the first of several heads is declared.
 
     body, mlp: of its layer. names: beginnings of its tensors in the checkpoint, and after `model.layers.0.`.
     tensors: names of the projection, of the norms of embeddings and of hidden states, and of the final norm or ""."""

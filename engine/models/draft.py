@@ -33,7 +33,8 @@ def prediction_head(target: Checkpoint) -> Checkpoint:
     predictor = target.model.predictor
     if predictor is None:
         raise CheckpointError(
-            f"{target.path}: {target.architecture} has no prediction heads here; set speculation.method to another value"
+            f"{target.path}: {target.architecture} has no prediction heads here; set speculation.method to another "
+            "value"
         )
     tensors = _renamed(target.tensors, predictor)
     if not any(name.startswith("model.layers.0.") for name in tensors):

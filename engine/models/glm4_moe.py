@@ -69,7 +69,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         norm,
         positions=positions,
     )
-    # Layers beyond the last, and `mtp` in K-EXAONE, predict several tokens; those of GLM are read on their own.
+    # Layers beyond the last, and `mtp` in K-EXAONE, predict several tokens. `with_predictor` declares the layer of GLM.
     model = replace(model, unread=("mtp.", f"layers.{c.layers}."))
     return with_predictor(model, c, attention, experts, [(f"layers.{c.layers}.", "")]) if is_glm else model
 

@@ -991,8 +991,8 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionInput:
-    """x = W [token_norm(embedding of the next token), state_norm(hidden state)]: input of a prediction head. The tensors
-    are in the folder of its layer. The embedding at position 0 is zero."""
+    """x = W [token_norm(embedding of the next token), state_norm(hidden state)]: input of a prediction head. Its
+    tensors are named after its layer. The embedding at position 0 is zero."""
 
     projection: str  # name of W
     token_norm: Norm

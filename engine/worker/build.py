@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +21,7 @@ from engine.distributed.shared import open_shared
 from engine.distributed.world import SINGLE, World, least
 from engine.formats.load_time import LOAD_FORMATS
 from engine.imports import load_meta_operations
-from engine.kv.layout import SCALE_BYTES, Layout, layout, shared_group, with_draft
+from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
@@ -31,15 +30,13 @@ from engine.lowering.lower import lower
 from engine.lowering.measures import widest_sum
 from engine.models.adapters import read_adapter
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.draft import prediction_head, read_draft
 from engine.models.parts import Model
-from engine.sampling.noise import Noise
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import random_weights
 from engine.worker.adapters import AdapterStore
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
-from engine.worker.drafting import Drafter, DraftModel, Passes, PredictionHead
+from engine.worker.draft_parts import DraftParts, read_draft_parts
 from engine.worker.host import HostRunner
 from engine.worker.media import MediaStore
 from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
@@ -200,7 +197,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
         ranks=world.size,
     )
-    draft = _read_draft(config, checkpoint, form)
+    draft = read_draft_parts(config, checkpoint, form, DTYPES[config.quantization.kv_cache])
     if draft is not None:
         form = with_draft(form, draft.form)
     blocks = pool_blocks(config, form)
@@ -248,7 +245,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             else:
                 drafts = None
                 if draft is not None and draft_model is not None:
-                    drafts = _drafts(config, draft, draft_model, table, blocks + reserve)
+                    drafts = draft.drafter(draft_model, table, blocks + reserve)
                 runner = HostRunner(text_model, form, pages, table, states, media, drafts)
         table_bytes = table.nbytes
     memory_usage = {**text_model.memory_usage.parts, "kv": blocks * form.block_bytes, "tables": table_bytes}
@@ -290,46 +287,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     return worker
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A draft model before it is loaded."""
-
-    checkpoint: Checkpoint
-    form: Layout
-    group: int  # number of the target's block table that it uses
-
-
-def _read_draft(config: EngineConfig, target: Checkpoint, form: Layout) -> _Draft | None:
-    """Read the draft model of the configuration. Raises CheckpointError or ConfigError if it does not suit the
-    target."""
-    speculation = config.speculation
-    if not speculation.has_model:
-        return None
-    if config.hardware.kernels == "triton":
-        raise ConfigError(
-            f"speculation.method={speculation.method}: Triton kernels do not support draft models; set hardware.kernels "
-            "to torch"
-        )
-    if speculation.method == "mtp":
-        checkpoint = prediction_head(target)
-    else:
-        checkpoint = read_draft(speculation.model, target, config.model.max_context)
-    own = layout(
-        checkpoint.model,
-        block_tokens=config.cache.block_tokens,
-        element_bytes=DTYPES[config.quantization.kv_cache].itemsize,
-        scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
-    )
-    group = shared_group(form.groups, own.groups)
-    if group is None:
-        raise ConfigError(
-            f"speculation.model: {checkpoint.path}: the draft model attends to more tokens than the target keeps; use "
-            "one with the target's attention window"
-        )
-    return _Draft(checkpoint, own, group)
-
-
-def _loaded_draft(config: EngineConfig, draft: _Draft, device: torch.device, team: Team | None) -> TextModel:
+def _loaded_draft(config: EngineConfig, draft: DraftParts, device: torch.device, team: Team | None) -> TextModel:
     """Load a draft model, with the number formats of the target's weights."""
     text_model = _text_model(config, draft.checkpoint, draft.form, SINGLE, device, team)
     _load(config, draft.checkpoint, text_model, SINGLE, lambda fraction: None)
@@ -337,22 +295,6 @@ def _loaded_draft(config: EngineConfig, draft: _Draft, device: torch.device, tea
     slots = config.scheduling.slots
     text_model.reserve(config.scheduling.max_step_tokens + slots, slots)
     return text_model
-
-
-def _drafts(config: EngineConfig, draft: _Draft, model: TextModel, table: RequestTable, blocks: int) -> Drafter:
-    is_head = config.speculation.method == "mtp"
-    dtype, pages = DTYPES[config.quantization.kv_cache], blocks * len(draft.form.groups)
-    vocab = table.columns.vocab
-    passes = Passes(
-        model,
-        make_pages(draft.form, pages, dtype, model.device),
-        table,
-        Noise(vocab, model.device, model.target.team),
-        group=draft.group,
-        vocab=vocab,
-        ahead=1 if is_head else 0,
-    )
-    return PredictionHead(passes) if is_head else DraftModel(passes)
 
 
 def _media_store(config: EngineConfig, text_model: TextModel | ForeignModel) -> MediaStore | None:
