@@ -41,8 +41,8 @@ class DraftParts:
 def read_draft_parts(
     config: EngineConfig, target: Checkpoint, form: Layout, page_dtype: torch.dtype
 ) -> DraftParts | None:
-    """Read the draft model or prediction head of the configuration, if it has one. Raises CheckpointError or ConfigError
-    if it does not suit the target, whose pages have the layout `form`."""
+    """Read the draft model or prediction head of the configuration, if it has one. Raises CheckpointError or
+    ConfigError if it does not suit the target, whose pages have the layout `form`."""
     speculation, kernels = config.speculation, config.hardware.kernels
     if not speculation.has_model:
         return None

@@ -1,7 +1,7 @@
 """Speculative decoding with a draft model: replies are those without it, and a perfect draft is accepted whole."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,9 +11,10 @@ import transformers
 
 from engine.api.errors import CheckpointError, ConfigError
 from engine.api.messages import Output
+from engine.core.plan import StepPlan, StepResult
 from engine.core.records import PlanMade, read_records
 from engine.core.replay import main as replay
-from engine.llm import LLM
+from engine.llm import LLM, Generation
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
 from tests.engine.adapters import random_pairs, write_adapter
@@ -73,6 +74,43 @@ def drafting(plain: LLM, path: Path, other: Path) -> Iterator[LLM]:
         yield made
 
 
+Drafts = list[tuple[int, int, tuple[int, ...]]]  # slot, known tokens, drafts
+
+
+def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Drafts:
+    """Return a list to which the drafts of each row are added."""
+    drafter, made = llm._worker._runner._draft, Drafts()
+    run = drafter.run
+
+    def spy(plan: StepPlan, result: StepResult, hidden: torch.Tensor) -> dict[int, tuple[int, ...]]:
+        found = run(plan, result, hidden)
+        for index, drafts in found.items():
+            row = plan.rows[index]
+            known = row.first + row.count - len(row.drafts) + len(result.tokens(index))
+            made.append((row.slot, known, drafts))
+        return found
+
+    monkeypatch.setattr(drafter, "run", spy)
+    return made
+
+
+def check_drafts(
+    made: Drafts,
+    prompts: list[tuple[int, ...]],
+    replies: list[Generation],
+    draft: Callable[[list[int], int], list[int]],
+    prompts: list[tuple[int, ...]],
+    replies: list[Generation],
+    draft: Callable[[list[int], int], list[int]],
+) -> int:
+    """Compare drafts with a reference. Request i is in slot i. Return the number of compared tokens."""
+    texts = [[*prompt, *reply.ids] for prompt, reply in zip(prompts, replies, strict=True)]
+    for slot, known, drafts in made:
+        assert list(drafts) == draft(texts[slot][:known], len(drafts))
+    assert {slot for slot, _, _ in made} == set(range(len(prompts)))
+    return sum(len(drafts) for _, _, drafts in made)
+
+
 def drafted(llm: LLM) -> tuple[int, int]:
     counters = lookup.counters(llm)
     return counters.draft_tokens, counters.accepted_tokens
@@ -115,6 +153,35 @@ def test_drafts_follow_chunks_of_prompts_cached_prefixes_and_preemption(kernels:
         again = llm.generate(prompts[-1:], wanted[-1:])
         assert lookup.seen(again) == expected[-1:] and again[0].timing.cached_tokens >= 40
         assert drafted(llm)[0] == drafted(llm)[1] > 60
+
+
+@torch.no_grad()
+def test_drafts_are_the_most_likely_tokens_of_the_draft_model(
+    path: Path, other: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    """Keys and values of rejected drafts are not read again. Some drafts are accepted: the prompt is a reply."""
+    model = transformers.LlamaForCausalLM.from_pretrained(other)
+
+    def draft(ids: list[int], count: int) -> list[int]:
+        for _ in range(count):
+            ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
+        return ids[-count:]
+
+    params = lookup.requests("greedy", 1)[0]
+    prompts = [PROMPT, PROMPT[3:20]]
+    expected = plain.generate(prompts, params)
+    with engine(path, other, plain.config.hardware.kernels, max_step_tokens=16) as llm:
+        made = spied(llm, monkeypatch)
+        assert lookup.seen(llm.generate(prompts, params)) == lookup.seen(expected)
+    assert check_drafts(made, prompts, expected, draft) > 120
+
+
+def test_drafts_end_where_the_grammar_does_not_allow_them(drafting: LLM):
+    """Without that, drafts that choose neither of two letters would be verified and rejected."""
+    before, wanted = drafted(drafting), lookup.requests("grammar", 2)
+    drafting.generate([PROMPT] * 2, wanted)
+    after = drafted(drafting)
+    assert after[0] - before[0] == after[1] - before[1] > 30
 
 
 def test_rejected_drafts_leave_no_trace(path: Path, other: Path, plain: LLM, drafting: LLM):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from engine.api.errors import CheckpointError
 from engine.llm import LLM
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
+from tests.engine.test_draft_models import check_drafts, spied
 
 KERNELS = ["torch", best()]
 LAYERS = 2  # of the target; the next one is in the prediction head
@@ -141,39 +141,19 @@ def engine(folder: Path, method: str, kernels: str, **more) -> LLM:
     return lookup.engine(folder, method, kernels, **more)
 
 
-def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Return a list to which the drafts of the first row of each step are added."""
-    head, made = llm._worker._runner._draft, list[tuple[int, ...]]()
-    run: Callable = head.run
-
-    def spy(plan, result, hidden):
-        drafts = run(plan, result, hidden)
-        made.append(drafts.get(0, ()))
-        return drafts
-
-    monkeypatch.setattr(head, "run", spy)
-    return made
-
-
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_drafts_are_those_of_the_reference(kernels: str, reference, monkeypatch: pytest.MonkeyPatch):
     folder, model = reference
     (params,) = lookup.requests("greedy", 1)
     params = msgspec.structs.replace(params, max_tokens=14)
+    prompts = [PROMPT, PROMPT[2:12]]
     with engine(folder, "off", kernels) as llm:
-        expected = llm.generate([PROMPT], params)[0].ids
-    # Several chunks of the prompt: each step has the hidden states of its own tokens.
-    with engine(folder, "mtp", kernels, draft_tokens=3, max_step_tokens=9, max_running=2) as llm:
+        expected = llm.generate(prompts, params)
+    # Several chunks of a prompt, and several rows: each has the hidden states of its own tokens.
+    with engine(folder, "mtp", kernels, draft_tokens=3, max_step_tokens=16) as llm:
         made = spied(llm, monkeypatch)
-        assert llm.generate([PROMPT], params)[0].ids == expected
-    known, checked = [*PROMPT, expected[0]], 0
-    text = [*PROMPT, *expected]
-    for drafts in (one for one in made if one):
-        assert list(drafts) == model.drafts(known, len(drafts))
-        checked += len(drafts)
-        accepted = next((n for n, one in enumerate(drafts) if [one] != text[len(known) + n :][:1]), len(drafts))
-        known = text[: len(known) + accepted + 1]
-    assert checked > 20
+        assert lookup.seen(llm.generate(prompts, params)) == lookup.seen(expected)
+    assert check_drafts(made, prompts, expected, model.drafts) > 30
 
 
 @pytest.mark.parametrize("name", ["sampled", "json", "penalties"])
