@@ -8,7 +8,6 @@ from engine.api.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model, Predictor, recurrents
 from engine.models.quantized import read_quantization
-from engine.text.files import has_tokenizer, tokenizer_file
 from engine.text.tokenizer import Tokenizer
 
 
@@ -93,12 +92,13 @@ def draft_problem(model: Model) -> str:
 
 def _vocabulary_problem(target: Checkpoint, draft: Checkpoint) -> str:
     """Return how the vocabularies differ, or an empty string. They may have different numbers of unused ids."""
-    sizes = target.model.embed.vocab, draft.model.embed.vocab
-    if not has_tokenizer(target.path) or not has_tokenizer(draft.path):
-        return "" if sizes[0] == sizes[1] else f"it has {sizes[1]} token ids, and the target has {sizes[0]}"
-    if tokenizer_file(target.path).read_bytes() == tokenizer_file(draft.path).read_bytes():
+    files = [one.path / "tokenizer.json" for one in (target, draft)]
+    if all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes():
         return ""
-    own, other = (Tokenizer(one.path) for one in (target, draft))
+    own, other = (_tokenizer(one) for one in (target, draft))
+    if own is None or other is None:
+        sizes = target.model.embed.vocab, draft.model.embed.vocab
+        return "" if sizes[0] == sizes[1] else f"it has {sizes[1]} token ids, and the target has {sizes[0]}"
     for token in range(max(own.vocab_size, other.vocab_size)):
         if own.token_string(token) != other.token_string(token):
             return (
@@ -106,3 +106,11 @@ def _vocabulary_problem(target: Checkpoint, draft: Checkpoint) -> str:
                 f"{own.token_string(token)!a} in the target; use a draft model with the same tokenizer"
             )
     return ""
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    """Return the tokenizer of a checkpoint, or None if it has none that can be read."""
+    try:
+        return Tokenizer(checkpoint.path)
+    except CheckpointError:
+        return None

@@ -99,9 +99,6 @@ def check_drafts(
     prompts: list[tuple[int, ...]],
     replies: list[Generation],
     draft: Callable[[list[int], int], list[int]],
-    prompts: list[tuple[int, ...]],
-    replies: list[Generation],
-    draft: Callable[[list[int], int], list[int]],
 ) -> int:
     """Compare drafts with a reference. Request i is in slot i. Return the number of compared tokens."""
     texts = [[*prompt, *reply.ids] for prompt, reply in zip(prompts, replies, strict=True)]

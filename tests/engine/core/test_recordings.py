@@ -157,7 +157,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         frame(msgspec.msgpack.encode({"type": "started", "config": {}, "scalings": [], "state": b""})),
         "of another version",
     ),
-    "later format": (frame(encoded(format=6)), "has format 6; this version of Slipway reads format 5"),
+    "later format": (frame(encoded(format=7)), "has format 7; this version of Slipway reads format 6"),
     "no start": (frame(NAN_PLAN), "does not begin a recording"),
     "time that is no number": (frame(encoded(), NAN_PLAN), "record 2 has no finite time"),
     "unknown field": (frame(encoded(config=config_with(evil=1))), "unknown field 'evil'"),
