@@ -28,6 +28,7 @@ OTHER_NAMES = {
     "memory.ranks": "planned",
     "cache.prefix": "prefix_cache",
     "speculation.method": "speculation",
+    "speculation.model": "draft_model",
     "speculation.tokens": "draft_tokens",
     "speculation.adaptive": "adaptive_drafts",
     "lifecycle.heartbeat": "pulse",

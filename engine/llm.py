@@ -56,10 +56,11 @@ from engine.api.ranges import (
 from engine.arguments import ARGUMENTS, engine_config, python_names
 from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
-from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
+from engine.kv.layout import SCALE_BYTES, Layout, cpu_kv_dtype, layout, with_draft
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.media.spectrogram import Samples, spectrogram_item
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.draft import prediction_head, read_draft
 from engine.models.media import bidirectional_tokens
 from engine.models.parts import Model, is_bidirectional
 from engine.models.stored import native_paths
@@ -521,6 +522,8 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         triton=config.hardware.kernels == "triton",
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
+    if (draft := _draft(config, checkpoint)) is not None:
+        weights += weight_bytes(draft.model, draft.tensors, draft.quantization, holder)
     # On a CPU, all ranks share the same memory.
     sharing = config.parallelism.tensor if config.hardware.device == "cpu" else 1
     free = max(0, free_memory(config.hardware.device) - sharing * weights) // sharing
@@ -539,13 +542,26 @@ def _longest(config: EngineConfig, checkpoint: Checkpoint) -> int:
     )
 
 
-def _form(config: EngineConfig, checkpoint: Checkpoint) -> Any:
+def _form(config: EngineConfig, checkpoint: Checkpoint) -> Layout:
+    """Return the layout of the pages, including those of a draft model."""
+    own = _own_form(config, checkpoint.model, config.parallelism.tensor)
+    draft = _draft(config, checkpoint)
+    return own if draft is None else with_draft(own, _own_form(config, draft.model, 1))
+
+
+def _draft(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:
+    if config.speculation.method == "mtp":
+        return prediction_head(checkpoint)
+    return read_draft(config.speculation.model, checkpoint) if config.speculation.model else None
+
+
+def _own_form(config: EngineConfig, model: Model, ranks: int) -> Layout:
     return layout(
-        checkpoint.model,
+        model,
         block_tokens=config.cache.block_tokens,
         element_bytes=DTYPES[config.quantization.kv_cache].itemsize,
         scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
-        ranks=config.parallelism.tensor,
+        ranks=ranks,
     )
 
 

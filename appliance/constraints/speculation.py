@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from appliance.constraints.rule import Facts, Rule, View
+from appliance.constraints.rule import TRITON, Facts, Rule, View
 from engine.api.config import SpeculationMethod
 
 OFF: SpeculationMethod = "off"
+MODELS = ("draft", "mtp")
 
 AVAILABLE: tuple[tuple[SpeculationMethod, Callable[[Facts], bool], str], ...] = (
     ("suffix", lambda facts: not facts.model.stateful and not facts.model.pools, "the checkpoint has no draft heads"),
@@ -46,5 +47,12 @@ RULES = (
         facts=("model.pools",),
         holds=lambda view: view.speculation == OFF or not view.facts.model.pools,
         text="pooling models have no speculative decoding, because they generate no tokens",
+    ),
+    Rule(
+        name="speculation-draft",
+        keys=("kernels", "speculation"),
+        holds=lambda view: view.speculation not in MODELS or view.kernels != TRITON,
+        text="Triton kernels do not support draft models and prediction heads: set hardware.kernels to torch, or "
+        "hardware.device to cpu",
     ),
 )

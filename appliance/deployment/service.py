@@ -91,6 +91,9 @@ def deployment(settings: Settings, plan: Plan, *, name: str, image: str, layout:
     if manifest.adapters:
         what = "a rendered deployment has no volume for the folders of adapters"
         refuse(settings, "adapters", f"{what}; merge them into the checkpoint, or write the deployment by hand")
+    if manifest.speculation.model is not None:
+        what = "a rendered deployment has no volume for the folder of a draft model"
+        refuse(settings, "speculation.model", f"{what}; remove it, or write the deployment by hand")
     local = manifest.model.source.kind == "path"
     model_path = settings.file(("model", "source", "path")) if local else Path()
     secret_files, secret_variables = _secrets(settings, layout)

@@ -2,7 +2,7 @@
 
 from appliance.migration.rules import Key, Keys, Missing, NoEquivalent, NothingToSet, Rule, Server, Unneeded, Values
 from appliance.migration.values import NO_GGUF_ADAPTER, gguf_repository, key_file, mapped, source, template
-from appliance.migration.vllm import API_KEY, NO_DRAFT_MODEL
+from appliance.migration.vllm import API_KEY
 
 _KV = mapped(
     {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8"},
@@ -117,8 +117,8 @@ _RULES: dict[str, Rule] = {
     "log-file": Missing("the log is written to standard output"),
     "lora": Missing(NO_GGUF_ADAPTER),
     "mmproj": Missing("requests contain text"),
-    "model-draft": Missing(NO_DRAFT_MODEL),
-    "draft-max": Missing(NO_DRAFT_MODEL),
+    "model-draft": Key("speculation.model", note="set speculation.method to draft"),
+    "draft-max": Key("speculation.tokens"),
 }
 LLAMA_CPP = Server(
     "llama.cpp",

@@ -246,18 +246,28 @@ def _adapter(text: str) -> dict[str, str]:
     return {"name": name or PurePosixPath(path).name, "path": path}
 
 
+SPECULATION_METHODS = {
+    **{"ngram": "ngram", "suffix": "suffix", "draft_model": "draft", "mtp": "mtp"},
+    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "ernie_mtp"), "mtp"),
+}
+"""Methods of vLLM -> of speculation.method."""
+
+
 def speculation(text: str) -> Values:
     """Return the keys for a JSON object of vLLM's --speculative-config."""
     given = _json(text)
     if not isinstance(given, dict):
         raise ValueError('must be a JSON object, such as {"method": "ngram", "num_speculative_tokens": 4}')
-    names = {"num_speculative_tokens": "speculation.tokens", "prompt_lookup_min": "speculation.ngram_min"}
-    method = given.get("method", "a draft model")
-    if method not in ("ngram", "suffix"):
-        raise NoEquivalent(
-            f"{method} is not supported: drafts come from the prompt and from replies (method ngram or suffix)"
-        )
-    found: dict[str, Any] = {"speculation.method": method}
+    names = {
+        "num_speculative_tokens": "speculation.tokens",
+        "prompt_lookup_min": "speculation.ngram_min",
+        "model": "speculation.model",
+    }
+    method = given.get("method", "draft_model")
+    if method not in SPECULATION_METHODS:
+        known = ", ".join(SPECULATION_METHODS)
+        raise NoEquivalent(f"{method} is not supported; supported methods are {known}")
+    found: dict[str, Any] = {"speculation.method": SPECULATION_METHODS[method]}
     for name, value in given.items():
         if name in names:
             found[names[name]] = accepted(names[name], value)

@@ -52,7 +52,7 @@ MEMORY = Key("hardware.memory_share", note="a share of the free memory")
 API_KEY = Keys(("endpoints.api_keys", "secrets"), secret("API_KEYS"), many=True, secret=True)
 CUDA_GRAPHS = Key("hardware.graphs", flag=True, value=False)
 ALL_LOADED = "all adapters are loaded at the start, with the rank that each of them has"
-NO_DRAFT_MODEL = "there are no draft models (speculation.method)"
+NO_DRAFT_TREE = "drafts are chains of speculation.tokens tokens"
 NO_PIPELINE = "models are divided by parallelism.tensor only"
 NO_OFFLOAD = "weights and KV cache stay in the memory of the device"
 NO_KERNEL = "the plan selects kernels (hardware.kernels)"
@@ -129,7 +129,7 @@ _RULES: dict[str, Rule] = {
     "max-lora-rank": Key("adapter_loading.max_rank"),
     "max-cpu-loras": Unneeded("adapters in the host's memory are limited by bytes: adapter_loading.host_cache"),
     "speculative-config": Keys(("speculation",), speculation),
-    "speculative-model": Missing(NO_DRAFT_MODEL),
+    "speculative-model": Key("speculation.model"),
     "num-speculative-tokens": Key("speculation.tokens"),
     "limit-mm-per-prompt": Keys(("limits.media.images",), images),
     "mm-processor-kwargs": Missing("the settings of the image processor are those of the checkpoint"),

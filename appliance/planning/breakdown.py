@@ -103,7 +103,10 @@ def _cache_accounts(budget: MemoryBudget, cache: Choice[int], blocks: int, conte
     sizes = pages.planes, pages.block_tokens, pages.kv_heads, pages.vector_bytes
     page = product(f"{what} of a block in a layer", *sizes)
     page = Step(page.name, page.formula, page.value, added=False)
-    block = Step("block", f"{number(pages.layers_per_block)} × {number(page.value)}", pages.block_bytes)
+    own = pages.block_bytes - pages.draft_bytes
+    block = [Step("block", f"{number(pages.layers_per_block)} × {number(page.value)}", own)]
+    if pages.draft_bytes:
+        block.append(Step("pages of the draft model for it", number(pages.draft_bytes), pages.draft_bytes))
     each = [
         product(f"{one.kind}: a token in {one.layers} layers", one.layers, pages.planes, *_vectors(pages, one))
         for one in state_groups(pages, context, step)
@@ -118,7 +121,7 @@ def _cache_accounts(budget: MemoryBudget, cache: Choice[int], blocks: int, conte
     at_once = Step("requests", f"⌊({number(blocks)} − 1) / {number(needs)}⌋", fit, "requests", False)
     whole = f"requests of {context} tokens(full context) that fit into the cache at the same time"
     return (
-        Account("block", "one block of the KV cache", (page, block)),
+        Account("block", "one block of the KV cache", (page, *block)),
         Account("state", "bytes of a token in all layers that keep it", tuple(each)),
         Account("kv", f"the KV cache: {cache.reason or 'as configured'}", (held, together, *_rest(cache.value - used))),
         Account("concurrency", whole, (one, at_once), "requests", is_sum=False),

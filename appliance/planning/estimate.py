@@ -53,7 +53,7 @@ def estimate(
     if limit is not None:
         made = roofline(
             checkpoint.model,
-            budget.holdings,
+            [one for one in budget.holdings if one.part != "draft"],
             budget.pages,
             limit,
             step_tokens=budget.size.tokens,

@@ -17,6 +17,7 @@ from appliance.planning.workspace import (
     StepSize,
     attention_partials,
     attention_scores,
+    draft_workspace,
     graphs,
     logits_bytes,
     low_rank_buffer,
@@ -26,7 +27,7 @@ from appliance.planning.workspace import (
 )
 from engine.api.config import MAX_RUNNING, Device, graph_ladder
 from engine.api.golden import ROOM_TOKENS
-from engine.kv.layout import SCALE_BYTES, Layout, layout
+from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
 from engine.kv.states import StateLayout, num_snapshots, state_layout
 from engine.lowering.adapters import (
     AdapterStack,
@@ -179,6 +180,9 @@ def measure(
         threads=threads,
         ranks=view.tensor,
     )
+    if checkpoint.draft is not None:
+        fixed = (*fixed, *draft_workspace(checkpoint.draft.model, kernels=view.kernels, size=size,
+                                          element_bytes=element_bytes))  # fmt: skip
     if manifest.lifecycle.self_test.prompts and model.pooler is None:
         fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
     if slots := state_slots(manifest, model, size.slots):
@@ -299,11 +303,33 @@ def rank_holdings(checkpoint: Checkpoint, view: View) -> tuple[tuple[Holding, ..
     """
     shares = [rows_of(checkpoint.model.embed.vocab, rank, view.tensor)[1] for rank in range(view.tensor)]
     counted = {rows: _holdings(checkpoint, view, shares.index(rows)) for rows in set(shares)}
-    return tuple(counted[rows] for rows in shares)
+    held = [counted[rows] for rows in shares]
+    if checkpoint.draft is not None:  # only rank 0 has it
+        held[1:] = [tuple(one for one in each if one.part != "draft") for each in held[1:]]
+    return tuple(held)
 
 
 def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, ...]:
-    holder = Holder(
+    holder = _holder(view, rank, view.tensor)
+    if checkpoint.adapter_slots is None:
+        fitted = fitted_adapters(checkpoint.model, checkpoint.adapters)
+        adapters = adapter_holdings(checkpoint.model, fitted, view.tensor, view.activations)
+    else:
+        adapters = slot_holdings(checkpoint.model, *checkpoint.adapter_slots, view.tensor, view.activations)
+    own = footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
+    return (*adapters, *own, *(_draft_holdings(checkpoint.draft, view) if rank == 0 else ()))
+
+
+def _draft_holdings(draft: Checkpoint | None, view: View) -> tuple[Holding, ...]:
+    """Return the weights of a draft model, which rank 0 has whole."""
+    if draft is None:
+        return ()
+    found = footprint(draft.model, draft.tensors, draft.quantization, _holder(view, 0, 1))
+    return tuple(one._replace(part="draft") for one in found)
+
+
+def _holder(view: View, rank: int, ranks: int) -> Holder:
+    return Holder(
         dtype=view.activations,
         device=view.device,
         tiling=tiling(view.kernels, bf16=view.multiplies_bf16),
@@ -311,15 +337,9 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
         group=view.facts.group_size,
         head=view.facts.head,
         rank=rank,
-        ranks=view.tensor,
+        ranks=ranks,
         triton=view.kernels == TRITON,
     )
-    if checkpoint.adapter_slots is None:
-        fitted = fitted_adapters(checkpoint.model, checkpoint.adapters)
-        adapters = adapter_holdings(checkpoint.model, fitted, view.tensor, view.activations)
-    else:
-        adapters = slot_holdings(checkpoint.model, *checkpoint.adapter_slots, view.tensor, view.activations)
-    return (*adapters, *footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder))
 
 
 def _adapter_stacks(checkpoint: Checkpoint, view: View) -> tuple[AdapterStack, ...]:
@@ -331,12 +351,19 @@ def _adapter_stacks(checkpoint: Checkpoint, view: View) -> tuple[AdapterStack, .
 
 
 def _pages(checkpoint: Checkpoint, view: View) -> Layout:
+    """Return the layout of the pages, including those of a draft model."""
+    own = _own_pages(checkpoint, view, view.tensor)
+    # Rank 0 alone has a draft model. All ranks have equally many blocks.
+    return own if checkpoint.draft is None else with_draft(own, _own_pages(checkpoint.draft, view, 1))
+
+
+def _own_pages(checkpoint: Checkpoint, view: View, ranks: int) -> Layout:
     return layout(
         checkpoint.model,
         block_tokens=view.block_tokens,
         element_bytes=ELEMENT_BYTES[view.kv_cache],
         scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
-        ranks=view.tensor,
+        ranks=ranks,
     )
 
 

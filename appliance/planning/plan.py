@@ -25,6 +25,7 @@ from appliance.constraints.weights import INTEGERS
 from appliance.hardware.machine import Machine
 from appliance.planning.capacity import size_cache
 from appliance.planning.choice import Choice, refuse
+from appliance.planning.draft import draft_choices
 from appliance.planning.encoder_input import encoder_limits
 from appliance.planning.estimate import Estimate, estimate
 from appliance.planning.gateway import gateway_config, sampling_defaults
@@ -132,6 +133,7 @@ def plan(
     choices: dict[str, Choice[Any]] = {
         **_source(manifest, origin),
         **_adapters(settings),
+        **draft_choices(settings),
         "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),
         "model.lock": _lock(manifest, locked),
         **pooled_choices(manifest, checkpoint),
@@ -148,7 +150,7 @@ def plan(
         "hardware.capacity.tokens": _length(manifest, max_context.value),
         "engine.scheduling.max_running": budget.running,
         "engine.scheduling.max_step_tokens": budget.step,
-        "speculation.method": speculation(manifest, checkpoint, view, budget.size),
+        "speculation.method": speculation(manifest, checkpoint, view, budget.size, budget.ranks[0]),
         "lifecycle.drain": drain,
         "lifecycle.linger": linger,
         **sampling_choices,
@@ -238,10 +240,17 @@ def _engine_config(
         scheduling=SchedulingConfig(**passed("engine.scheduling")),
         cache=CacheConfig(**passed("engine.cache")),
         speculation=SpeculationConfig(
-            **passed("engine.speculation"), adaptive=manifest.speculation.method == "auto" and view.speculation != "off"
+            **passed("engine.speculation"),
+            adaptive=manifest.speculation.method == "auto" and view.speculation != "off",
+            model=_draft_path(manifest, checkpoint),
         ),
         lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, skipped=_has_no_prompts(checkpoint.model))),
     )
+
+
+def _draft_path(manifest: Manifest, checkpoint: Checkpoint) -> str:
+    draft = checkpoint.draft
+    return "" if draft is None or manifest.speculation.model is None else str(draft.path)
 
 
 def _has_no_prompts(model: Model) -> bool:

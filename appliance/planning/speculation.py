@@ -10,13 +10,16 @@ from appliance.planning.derivation import Account, leading, number
 from appliance.planning.memory import spell_bytes
 from appliance.planning.roofline import DraftGain, StepSeconds
 from appliance.planning.workspace import StepSize, logits_bytes
+from engine.lowering.footprint import Holding
 from engine.models.checkpoint import Checkpoint
 
 ACCEPTANCE = (0.3, 0.5, 0.7, 0.9)  # probabilities that a draft token is accepted after accepted ones
 
 
-def speculation(manifest: Manifest, checkpoint: Checkpoint, view: View, size: StepSize) -> Choice[str]:
-    """Return the method with its reason, and its cost in memory and in steps."""
+def speculation(
+    manifest: Manifest, checkpoint: Checkpoint, view: View, size: StepSize, holdings: Sequence[Holding] = ()
+) -> Choice[str]:
+    """Return the method with its reason, and its cost in memory and in steps. holdings: the weights of rank 0."""
     wanted, method = manifest.speculation, view.speculation
     if wanted.method == "off":
         why = "a draft that is rejected takes time; set it to auto if replies repeat their prompts or earlier replies"
@@ -28,7 +31,11 @@ def speculation(manifest: Manifest, checkpoint: Checkpoint, view: View, size: St
         "ngram": f"up to {wanted.tokens} tokens that followed an earlier occurrence of the last {wanted.ngram_min}",
         "suffix": f"up to {wanted.tokens} tokens that followed most occurrences of the last {wanted.ngram_min} or more",
         "jump-ahead": "text that a grammar forces",
+        "draft": f"up to {wanted.tokens} tokens of the draft model",
+        "mtp": f"up to {wanted.tokens} tokens of the checkpoint's prediction head",
     }
+    if checkpoint.draft is not None:
+        return Choice(method, _of_model(drafts[method], bytes_, wanted.tokens, holdings))
     cost = f"drafts are {drafts[method]}; their logits take {bytes_}, and steps of such requests are not planned ahead"
     if wanted.method == "auto":
         cost = f"{draft_method_why(view)}; {cost}; drafts pause while they do not pay"
@@ -71,3 +78,23 @@ def _accepted_length(rate: float, tokens: int) -> str:
     for _ in range(tokens):
         formula = f"(1 + {number(rate)} × {formula})"
     return formula
+
+
+def _of_model(drafts: str, logits: str, tokens: int, holdings: Sequence[Holding]) -> str:
+    own = sum(one.bytes for one in holdings if one.part != "draft")
+    draft = sum(one.bytes for one in holdings if one.part == "draft")
+    gains = ", ".join(f"{speedup(own, draft, tokens, rate):.1f} at {rate:.0%}" for rate in ACCEPTANCE)
+    return (
+        f"drafts are {drafts}, whose weights of {spell_bytes(draft)} are read once for each; their logits take "
+        f"{logits}. By the bytes of both models, a single reply is this many times as fast at these rates of "
+        f"acceptance: {gains}"
+    )
+
+
+def speedup(target: int, draft: int, tokens: int, rate: float) -> float:
+    """Return how many times as fast a single reply is, if reading weights takes all of the time.
+
+    A step reads the target once and the draft model `tokens` times. It has 1 + rate + rate² + … tokens on average
+    (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023)."""
+    length = sum(rate**number for number in range(tokens + 1))
+    return length * target / (target + tokens * draft)

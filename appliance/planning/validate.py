@@ -31,6 +31,7 @@ from appliance.config.versions import in_older_words
 from appliance.hardware.machine import Machine, read_machine
 from appliance.planning.adapters import other_bases, read_adapters
 from appliance.planning.answerable import check_answerable
+from appliance.planning.draft import with_draft_model
 from appliance.planning.endpoint import check_endpoint, check_host_here
 from appliance.planning.output_format import check_format
 from appliance.planning.plan import Plan, plan
@@ -132,6 +133,7 @@ def _validated(
             verify(settings, known.folder if known.job is None else None)
             checkpoint = _checkpoint(settings, known, assume)
             adapters = read_adapters(settings, checkpoint)
+            checkpoint = with_draft_model(settings, checkpoint)
             tokenizer = "" if _lacks_tokenizer(checkpoint) else tokenizer_name(known.folder)
             unanswerable = list(check_answerable(settings, checkpoint, known.folder))
     except NotDownloaded as error:

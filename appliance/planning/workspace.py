@@ -124,6 +124,22 @@ def workspace(
     return tuple(found)
 
 
+def draft_workspace(model: Model, *, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
+    """Return the workspace of a draft model. Its largest pass has the tokens of a step and one more for each row."""
+    slots = size.slots
+    passes = StepSize(size.tokens + slots, slots)
+    found = workspace(model, device="cpu", kernels=kernels, size=passes, element_bytes=element_bytes, threads=0)[1:]
+    kept = [one for one in found if one.value and not one.name.startswith(_OF_THE_PROCESS)]
+    return tuple(Step(_draft_name(one.name), one.formula, one.value) for one in kept)
+
+
+_OF_THE_PROCESS = ("threads", "pages of torch", "repacked", "draw")
+
+
+def _draft_name(name: str) -> str:
+    return f"{name}, draft model"
+
+
 def media_memory(model: Model, element_bytes: int) -> tuple[Step, ...]:
     """Return the memory of media, without the weights of the tower."""
     if model.media is None:

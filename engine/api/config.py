@@ -14,7 +14,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4", "fp8"]
 HeadBits = Literal["auto", "stored", "int8", "int4"]
-SpeculationMethod = Literal["off", "jump-ahead", "ngram", "suffix"]
+SpeculationMethod = Literal["off", "jump-ahead", "ngram", "suffix", "draft", "mtp"]
 LOOKUP: tuple[SpeculationMethod, ...] = ("ngram", "suffix")  # draft for every request, without a model
 MatmulPrecision = Literal["highest", "high", "medium", "bfloat16"]
 Config = TypeVar("Config")
@@ -182,17 +182,19 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speculative decoding without a draft model."""
+    """Speculative decoding."""
 
     method: SpeculationMethod = "off"
     """"ngram": drafts are the tokens that followed an earlier occurrence of the last tokens, or the forced text of a
     grammar. "suffix": the same with the tokens that followed most occurrences, in recent replies too. "jump-ahead":
-    only forced text."""
+    only forced text. "draft": tokens of a draft model. "mtp": tokens of the prediction heads of the checkpoint."""
+    model: str = ""
+    """Folder of the draft model."""
     adaptive: bool = False
     """Pause drafts per request and per number of running requests while measurements say that they do not pay."""
     tokens: int = 4
-    """Maximum number of tokens of a draft by lookup, and of rows of logits for drafts alone. Forced text also
-    uses the rows that other requests leave."""
+    """Maximum number of tokens of a draft by lookup or a model, and of rows of logits for drafts alone. Forced text
+    also uses the rows that other requests leave."""
     ngram_min: int = 2
     """Minimum number of last tokens that must occur earlier."""
 
@@ -201,12 +203,22 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return self.method != "off"
 
     @property
+    def has_model(self) -> bool:
+        """Return whether a model computes the drafts."""
+        return self.method in ("draft", "mtp")
+
+    @property
     def rows(self) -> int:
         """Rows of logits of a step in addition to one for each running request."""
         return self.tokens if self.enabled else 0
 
     def __post_init__(self) -> None:
         _check_positive("speculation", self, "tokens", "ngram_min")
+        if bool(self.model) != (self.method == "draft"):
+            raise ConfigError(
+                f"speculation.method={self.method}: the method draft needs speculation.model, the folder of a draft "
+                "model, and no other method has one"
+            )
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from engine.api.config import LOOKUP, MAX_RUNNING, SpeculationConfig, num_slots
+from engine.api.config import MAX_RUNNING, SpeculationConfig, num_slots
 from engine.api.errors import RequestError
 from engine.api.messages import PoolingTask, SpeechRules, Submit
 from engine.core.media import MediaLimits, check_items
@@ -121,7 +121,7 @@ class SchedulerConfig:
         """Return whether this request may have drafts."""
         constrained = submit.grammar is not None or submit.thinking is not None
         method = self.speculation.method
-        return bool(submit.max_tokens) and (method in LOOKUP or (method == "jump-ahead" and constrained))
+        return bool(submit.max_tokens) and method != "off" and (method != "jump-ahead" or constrained)
 
     @property
     def slots(self) -> int:

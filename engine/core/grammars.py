@@ -197,6 +197,10 @@ class Grammars:
         """Return the likely next tokens of a request if the text that follows is determined."""
         return self._matchers[id].forced() if id in self._matchers else ()
 
+    def allowed(self, id: str, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the drafts before the first one that the grammar does not allow."""
+        return drafts[: sum(1 for _ in self._walk(id, drafts))]
+
     def counters(self) -> GrammarCounters:
         """Return the counters so far."""
         while self._durations:

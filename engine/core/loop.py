@@ -396,15 +396,20 @@ class Loop:
         deltas = [self._advance_matcher(delta) if delta.id in self._grammars else delta for delta in applied.deltas]
         for delta in deltas:
             if delta.finish is None and delta.id in self._grammars and self._jumps_ahead:
-                tokens = self._grammars.forced(delta.id)
-                if tokens:
-                    self.scheduler.propose(delta.id, tokens)
+                self._set_draft(delta.id)
         self._out += applied.failed
         if deltas:
             self._out.append(Output(result.step, tuple(deltas)))
         self._stats_stale = True
         if now - self._stats_at >= STATS_S:
             self._report()
+
+    def _set_draft(self, id: str) -> None:
+        """Draft forced text, or else end the draft of a model where the grammar does not allow it."""
+        drafts, forced = self.scheduler.proposed(id), self._grammars.forced(id)
+        allowed = forced or self._grammars.allowed(id, drafts)
+        if allowed != drafts:
+            self.scheduler.propose(id, allowed)
 
     def _advance_matcher(self, delta: Delta) -> Delta:
         """Advance the request's matcher, which may end the request."""

@@ -10,6 +10,9 @@ masks and waits for them only before sampling, so the model runs meanwhile.
 A row with drafts computes their positions too, and samples a token after each of them. Noise is keyed by position, so
 separate steps would sample the same tokens as long as the drafts equal them. The row's tokens end with the first token
 that differs from its draft. Keys and values of the rejected drafts are overwritten by the next row.
+
+A draft model runs in the worker, after the tokens of a step are sampled. A row's `lookahead` is the number of tokens
+that it drafts; they are part of the result, and the next row of the request may verify them.
 """
 
 from collections.abc import Mapping
@@ -55,6 +58,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sample: bool  # sample the token after the last position, write it to the table and return it
     blocks: tuple[tuple[int, ...], ...]  # block ids to append to its block tables, one tuple per group
     drafts: tuple[int, ...] = ()  # expected tokens at the last positions, which the row verifies
+    lookahead: int = 0  # tokens that the draft model drafts after the step, for the next one
 
     @property
     def samples(self) -> int:
@@ -112,6 +116,7 @@ class StepResult:
     failed: dict[int, str] = field(default_factory=dict)  # reason why no token could be sampled; `sampled` is undefined
     fingerprints: dict[int, LogitFingerprint] = field(default_factory=dict)  # if the plan requests them
     pooled: dict[int, Pooled] = field(default_factory=dict)  # of prompts that the row completed
+    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)  # expected next tokens, from a draft model
     media: MediaCounts | None = None  # None: the step needed no embeddings
 
     def tokens(self, row: int) -> tuple[int, ...]:

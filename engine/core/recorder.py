@@ -112,7 +112,7 @@ class Recorder(Scheduler):
         return planned
 
     def apply(self, result: StepResult, now: float) -> AppliedStep:
-        self._write(Applied(now, result.step, result.sampled, result.failed, result.further))
+        self._write(Applied(now, result.step, result.sampled, result.failed, result.further, result.drafts))
         flushing = len(self._pending) >= self._flush_bytes or now - self._flushed_at >= FLUSH_S
         if flushing:
             self._flushed_at = now

@@ -136,6 +136,7 @@ class Applied(msgspec.Struct, frozen=True, tag="applied"):
     sampled: tuple[int, ...]
     failed: dict[int, str]
     further: dict[int, tuple[int, ...]] = {}
+    drafts: dict[int, tuple[int, ...]] = {}
 
 
 Record = (

@@ -123,8 +123,8 @@ def _do(scheduler: Scheduler, record: Record, note: Note | None) -> None:
             scheduler.reset_prefix_cache()
         case AdapterRecord():
             do_adapter(scheduler, record)
-        case Applied(now, step, sampled, failed, further):
-            settled = scheduler.apply(StepResult(step, sampled, further, failed=failed), now)
+        case Applied(now, step, sampled, failed, further, drafts):
+            settled = scheduler.apply(StepResult(step, sampled, further, failed=failed, drafts=drafts), now)
             for failure in settled.failed:
                 if note is not None and failure.id is not None:
                     note(failure.id, f"failed in step {step}: {failure.message}")

@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.api.errors import NOTHING_LEFT, RequestError, StepError
 from engine.api.events import AdapterMissing, Admitted, Blocked, Ended, Event, Expired, Outgrown, Preempted, Queued
 from engine.api.hashes import root_hash
@@ -72,6 +74,7 @@ class _Draft:
     step: int
     budget: int
     drafts: int  # draft tokens that it has room for
+    lookahead: int  # tokens that the draft model may draft for the next step
     embeddings: int = 0  # of media that the tower may compute
     rows: list[Row] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
@@ -193,10 +196,15 @@ class Scheduler:
         return None
 
     def propose(self, id: str, tokens: tuple[int, ...]) -> None:
-        """Set the draft of the next tokens of a request, which its grammar or thinking budget forces."""
+        """Set the draft of the next tokens of a request. Its grammar or thinking budget forces these tokens, or a draft
+        model drafted them and the grammar allows them."""
         sequence = self._by_id.get(id)
         if sequence is not None:
-            sequence.forced = tokens
+            sequence.forced, sequence.proposed = tokens, ()
+
+    def proposed(self, id: str) -> tuple[int, ...]:
+        """Return the draft of a model for the next tokens of a request."""
+        return self._by_id[id].proposed if id in self._by_id else ()
 
     def end(self, id: str, finish: Finish) -> Delta | None:
         """End a request from outside (abort, or a finished grammar). Its blocks are free in the next plan. Returns None
@@ -264,7 +272,9 @@ class Scheduler:
             return None
         media = self.config.media
         embeddings = 0 if media is None else media.step_tokens
-        draft = _Draft(self.step + 1, self.config.max_step_tokens, self._room_for_drafts(), embeddings)
+        drafts = self._room_for_drafts()
+        lookahead = drafts if self.config.speculation.has_model else 0
+        draft = _Draft(self.step + 1, self.config.max_step_tokens, drafts, lookahead, embeddings)
         if self.cache.snapshots is not None:
             for sequence in self._running:
                 self.cache.publish_states(sequence.tables, sequence.ids)
@@ -354,7 +364,8 @@ class Scheduler:
             sequence.computed = first + 1
             sequence.total = total + sample
             sequence.step = step
-            rows.append(Row(sequence.slot, first, 1 + len(drafts), sample, blocks, drafts))
+            row = Row(sequence.slot, first, 1 + len(drafts), sample, blocks, drafts)
+            rows.append(self._look_ahead(draft, sequence, row) if sample and draft.lookahead else row)
             sequences.append(sequence)
             draft.budget -= len(drafts)
             draft.drafts -= len(drafts)
@@ -392,14 +403,32 @@ class Scheduler:
 
     def _drafts(self, draft: _Draft, sequence: Sequence) -> tuple[int, ...]:
         """Return the drafts of the next tokens. They end where another sequence would have to give up blocks."""
-        known = sequence.total
+        count = self._longest_draft(sequence, sequence.total, draft.drafts)
+        return self.drafting.propose(sequence, count, len(self._running))
+
+    def _longest_draft(self, sequence: Sequence, known: int, most: int) -> int:
+        """Return the longest draft, of at most `most` tokens, after this many known tokens."""
         # The last token that the limit allows is only sampled.
-        count = min(draft.drafts, sequence.limit - 1 - known, sequence.rope_limit - known)
+        count = min(most, sequence.limit - 1 - known, sequence.rope_limit - known)
         if known + count > sequence.tables.touch:
             fresh = blocks_of(known + count, self.cache.block_tokens) - blocks_of(known, self.cache.block_tokens)
             if fresh and fresh * len(self.cache.groups) > self.cache.spare(len(self._running)):
                 count = min(count, -known % self.cache.block_tokens)
-        return self.drafting.propose(sequence, count, len(self._running))
+        return count
+
+    def _look_ahead(self, draft: _Draft, sequence: Sequence, row: Row) -> Row:
+        """Return the row with the number of tokens that the draft model drafts after it, and with blocks for them. They
+        follow the token that the row samples last if all of its drafts are accepted."""
+        known, most = row.first + row.count + 1, min(draft.lookahead, self.config.speculation.tokens)
+        count = self._longest_draft(sequence, known, most) if sequence.speculative else 0
+        if count < 1:
+            return row
+        blocks = self.cache.grow(sequence.tables, sequence.ids, row.first, known + count)
+        if blocks is None:
+            return row
+        draft.lookahead -= count
+        joined = tuple(own + more for own, more in zip(row.blocks, blocks, strict=True))
+        return msgspec.structs.replace(row, blocks=joined, lookahead=count)
 
     def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
         """Add the next chunk of a running sequence that lacks several tokens."""
@@ -531,7 +560,8 @@ class Scheduler:
         sequence.total += sample
         sequence.step = draft.step
         draft.budget -= count
-        draft.rows.append(Row(sequence.slot, first, count, sample, blocks))
+        row = Row(sequence.slot, first, count, sample, blocks)
+        draft.rows.append(self._look_ahead(draft, sequence, row) if sample and draft.lookahead else row)
         draft.sequences.append(sequence)
         self._save(draft, sequence)
 
@@ -616,7 +646,7 @@ class Scheduler:
         tokens = result.tokens(index)
         if row.drafts:
             self._count_draft(sequence, row.drafts, len(tokens) - 1)
-        sequence.forced = ()
+        sequence.forced, sequence.proposed = (), result.drafts.get(index, ())
         finish: Finish | None = None
         reason: int | None = None
         for number, token in enumerate(tokens):  # noqa: B007 - the number of the last token is used

@@ -45,6 +45,7 @@ class Sequence:
         "acceptance",
         "accepted_tokens",
         "forced",
+        "proposed",
         "index",
         "rejected_tokens",
         "speculative",
@@ -97,6 +98,7 @@ class Sequence:
         self.index: NgramIndex | None = None  # of `ids`, for drafts that repeat them
         self.forced: tuple[int, ...] = ()  # draft of the next tokens, from a grammar or a thinking budget
         self.acceptance = Acceptance()  # of drafts that may pause
+        self.proposed: tuple[int, ...] = ()  # draft of the next tokens, from a draft model
         self.accepted_tokens = self.rejected_tokens = 0  # draft tokens
         self.slot = -1
         self.adapter = -1  # version of its LoRA adapter; -1: none; set by the scheduler

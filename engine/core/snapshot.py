@@ -70,6 +70,7 @@ class SequenceState(msgspec.Struct, array_like=True):
     rejected_tokens: int
     acceptance: Acceptance
     adapter: int = -1
+    proposed: tuple[int, ...] = ()
 
 
 class PlannedState(msgspec.Struct, array_like=True):

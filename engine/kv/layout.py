@@ -11,7 +11,7 @@ fill it exactly: twice as many with pages of half the size.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from engine.api.errors import ConfigError
@@ -92,6 +92,7 @@ class Layout:
     element_bytes: int
     scale_bytes: int = 0  # size of the scale that is stored with each key and each value
     planes: int = 2  # keys and values; 1: latents
+    draft_bytes: int = 0  # bytes that a draft model keeps for each block, in pages of its own
 
     def shape(self, group: Group) -> Shape:
         return group.shape or Shape(self.layers_per_block, self.kv_heads, self.head_dim)
@@ -123,7 +124,7 @@ class Layout:
 
     @property
     def block_bytes(self) -> int:
-        return self.layers_per_block * self.page_bytes
+        return self.layers_per_block * self.page_bytes + self.draft_bytes
 
     def blocks_of(self, tokens: int) -> int:
         """Return the blocks for this many tokens in all groups, ignoring windows."""
@@ -157,6 +158,24 @@ class Layout:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.blocks_for(middle, step_tokens) <= blocks else (low, middle - 1)
         return low
+
+
+def with_draft(own: Layout, draft: Layout) -> Layout:
+    """Return the layout with the bytes of a draft model in each block: a page for each group of its layers."""
+    return replace(own, draft_bytes=len(draft.groups) * draft.block_bytes)
+
+
+def shared_group(target: Sequence[Group], draft: Sequence[Group]) -> int | None:
+    """Return the number of a group of the target whose block tables a draft model can use, or None.
+
+    It keeps all positions that any layer of the draft model attends to."""
+    reaches = [group.reach for group in draft]
+    for number, group in enumerate(target):
+        if group.reach is None:
+            return number
+        if group.window is not None and all(reach is not None and reach <= group.window for reach in reaches):
+            return number
+    return None
 
 
 Kind = tuple[int | None, int | None, int, int, int]  # window, chunk; planes, KV heads and head dimension of a page

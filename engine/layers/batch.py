@@ -57,6 +57,7 @@ class Batch:
     adapters: Tensor | None = None  # [tokens] int32, adapter of each token, -1 for none; None: no token has one
     media: MediaRows | None = None  # None: no token is of media
     axes: Tensor | None = None  # [tokens, 3] int64, M-RoPE positions in time, height and width; None: all `positions`
+    states: Tensor | None = None  # [tokens, hidden], hidden states that a prediction head reads
     spans: Tensor | None = None
     """[tokens, 2] int64, begin and end of the positions that see one another in both directions with the token, equal
     for none; None: attention is causal for all tokens."""

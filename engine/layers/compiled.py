@@ -64,6 +64,7 @@ from engine.lowering.program import (
     PrepareLatent,
     Program,
     QKNorm,
+    ReadStates,
     Recurrence,
     Rotate,
     Route,
@@ -148,6 +149,7 @@ class CompiledOps:
     vocabulary: Vocabulary | None = None
     states: LayerStates = ()  # of the last step; operations point to them
     media: MediaRows | None = None  # of the running step
+    read_states: tuple[Tensor, Tensor] | None = None  # of the running step: hidden states, and tokens at position 0
 
     def __init__(
         self,
@@ -181,6 +183,8 @@ class CompiledOps:
                     yield self._embed(values[op.y])
             case InsertMedia() | AddMedia():
                 yield self._media(op)
+            case ReadStates():
+                yield self._read_states(values[op.x], values[op.y])
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
@@ -293,6 +297,15 @@ class CompiledOps:
                 self.media.insert(x[:tokens])
 
         return TorchOp(compute, media=True)
+
+    def _read_states(self, x: Tensor, y: Tensor) -> TorchOp:
+        def compute(tokens: int) -> None:
+            assert self.read_states is not None, "a prediction head reads hidden states"
+            states, first = self.read_states
+            y[:tokens] = states
+            x.index_fill_(0, first, 0.0)
+
+        return TorchOp(compute)
 
     def _linear(self, op: Linear, x: Tensor, y: Tensor) -> Iterator[cpu.Op]:
         """Yield the product, between the two operations of its adapters."""
@@ -629,6 +642,8 @@ class CompiledModel(CompiledOps):
             tables, slot_mapping, pages = self.whole.placed(torch.tensor(batch.count), batch.positions)
         self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
         self._look_up(batch)
+        if batch.states is not None:
+            self.read_states = batch.states, (batch.positions == 0).nonzero()[:, 0]
         self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
         angles = [rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations]
         first, count = torch.tensor(batch.first), torch.tensor(batch.count)

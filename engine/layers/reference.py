@@ -62,6 +62,7 @@ from engine.lowering.program import (
     PrepareLatent,
     Program,
     QKNorm,
+    ReadStates,
     Rotate,
     Route,
     Scale,
@@ -106,6 +107,7 @@ class Run:
     spectrograms: Tensor | None = None  # [windows, mels, frames] of encoder inputs that are audio
     loaded: LoadedAdapters = NO_ADAPTERS
     media: MediaRows | None = None
+    states: Tensor | None = None  # [tokens, hidden]
     values: dict[str, Tensor] = field(default_factory=dict)
     read_again: frozenset[int] = frozenset()  # layers whose keys and values later layers share
     written: dict[int, Tensor] = field(default_factory=dict)  # keys and values of this step in these layers
@@ -140,7 +142,7 @@ class ReferenceExecutor:
             reading = Run(*self._parts, alone, inputs.ids, inputs.positions, spectrograms=inputs.spectrograms)
             execute(program.encoder, reading, self._encoder_unused)
         inputs_of = batch.ids, batch.positions, batch.segments, batch.adapters
-        run = Run(*self._parts, step, *inputs_of, loaded=self.adapters, media=batch.media)
+        run = Run(*self._parts, step, *inputs_of, loaded=self.adapters, media=batch.media, states=batch.states)
         run.read_again = self._read_again
         execute(program.ops, run, self._unused)
         return run[program.out]
@@ -172,6 +174,12 @@ def _embed(op: Embed, run: Run) -> None:
 def _insert_media(op: InsertMedia, run: Run) -> None:
     if run.media is not None:
         run.media.insert(run[op.x])
+
+
+def _read_states(op: ReadStates, run: Run) -> None:
+    assert run.states is not None, "a prediction head reads hidden states"
+    run[op.y] = run.states.to(run.dtype)
+    run[op.x].masked_fill_((run.positions == 0).unsqueeze(1), 0)
 
 
 def _add_media(op: AddMedia, run: Run) -> None:
@@ -478,6 +486,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Keep: _keep,
     Embed: _embed,
     InsertMedia: _insert_media,
+    ReadStates: _read_states,
     AddMedia: _add_media,
     LookUp: _look_up,
     LookUpPositions: _look_up_positions,

@@ -69,6 +69,7 @@ PARTS: tuple[Part, ...] = (
     "model",
     "adapters",
     "tower",
+    "draft",
 )
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

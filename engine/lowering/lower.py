@@ -58,6 +58,7 @@ from engine.lowering.program import (
     Program,
     QKNorm,
     QKNormVectors,
+    ReadStates,
     RecurrentParameter,
     Rotate,
     Route,
@@ -91,6 +92,7 @@ from engine.models.parts import (
     Mamba,
     Mamba2,
     Model,
+    PredictionInput,
     Projection,
     Recurrent,
     ResidualBlock,
@@ -117,6 +119,8 @@ from engine.models.sources import (
     low_rank_linears,
     mlp_linears,
     parameters,
+    prediction_linear,
+    prediction_path,
     projection_linear,
     query_linears,
     recurrent_linears,
@@ -692,6 +696,8 @@ class _Lowering(PartLowering):
             ops += self._spread(model.streams)
         if any(part.side == "opens" for block in model.blocks for part in block):
             ops.append(Keep(x=self.x, y=Columns(value=self.pair, first=self.x.width, width=self.x.width)))
+        if model.prediction_input is not None:
+            ops += self._prediction_input(model.prediction_input)
         cross: list[Op] = []
         for index, block in enumerate(model.blocks):
             path = join(model.root, model.layers, str(index))
@@ -779,6 +785,16 @@ class _Lowering(PartLowering):
         yield LookUp(y=rows, weight=TokenTable(part=part, root=root), partial=part.vocab < self.model.embed.vocab)
         yield Add(x=self.layer_inputs, y=rows)
         yield from _scaled(_whole(self.layer_inputs), part.factor)
+
+    def _prediction_input(self, part: PredictionInput) -> Iterator[Op]:
+        hidden, path = self.x.width, prediction_path(self.model)
+        joined = Value(name="prediction_input", width=2 * hidden)
+        yield ReadStates(x=self.x, y=self.out)
+        for number, (norm, value) in enumerate(((part.token_norm, self.x), (part.state_norm, self.out))):
+            yield self.norm(norm, path, value, self.normed)
+            yield Keep(x=self.normed, y=Columns(value=joined, first=number * hidden, width=hidden))
+        matrix = Matrix(linear=prediction_linear(part, hidden), path=path, part="embedding")
+        yield Linear(x=joined, y=self.x, weight=matrix)
 
     def _spread(self, part: Streams) -> Iterator[Op]:
         hidden, root = self.x.width, self.model.root

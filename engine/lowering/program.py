@@ -32,7 +32,9 @@ from engine.models.parts import (
 )
 from engine.models.sources import ACT_FN, join, latent_linears
 
-Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower"]
+Part = Literal[
+    "embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower", "draft"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +324,14 @@ class InsertMedia:
     """x = the first columns of the embeddings of media, for the tokens of media in a step."""
 
     x: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadStates:
+    """y = the hidden states that the caller of a prediction head gives. x = 0 for tokens at position 0."""
+
+    x: Value
+    y: Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -894,6 +904,7 @@ Op = (
     | LookUp
     | LookUpPositions
     | InsertMedia
+    | ReadStates
     | AddMedia
     | Normalize
     | NormalizeParts
@@ -1065,7 +1076,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.x, op.y.value  # its other columns are kept
         case Scale() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
-        case AllReduce() | InsertMedia() | AddMedia():
+        case AllReduce() | InsertMedia() | ReadStates() | AddMedia():
             return (op.x,)
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
@@ -1103,7 +1114,7 @@ def _buffer(x: Value | Columns) -> Value:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Predict() | Correct():
+        case Predict() | Correct() | ReadStates():
             return op.y, op.x
         case Spread() | Multiply() | PadValues() | CutHeads():
             return (op.y,)

@@ -62,6 +62,7 @@ class Checkpoint:
     begin_ids: tuple[int, ...] = ()  # tokens that a reply of an encoder-decoder begins with by default
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that are served with it
     adapter_slots: tuple[int, int] | None = None  # (number, largest rank) of slots for LoRA adapters, if they move
+    draft: "Checkpoint | None" = None  # model that drafts tokens for speculative decoding
     assumed: tuple[str, ...] = ()  # assumptions of a plan for a folder without weights, one statement each
 
 

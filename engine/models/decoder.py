@@ -4,6 +4,7 @@ Each family declares its attention, MLP and norm; `llama_decoder` places them.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.models.config import Config
 from engine.models.parts import (
@@ -15,6 +16,8 @@ from engine.models.parts import (
     Model,
     Norm,
     Parallel,
+    PredictionInput,
+    Predictor,
     Recurrent,
     ResidualBlock,
     Rope,
@@ -56,6 +59,42 @@ def llama_decoder(
         head=Head(tied=c.flag("tie_word_embeddings"), scale=logits),
         max_context=claimed_context(c, positions),
     )
+
+
+def with_predictor(
+    model: Model,
+    c: Config,
+    body: SelfAttention,
+    mlp: Feed,
+    names: Sequence[tuple[str, str]],
+    *,
+    tensors: tuple[str, str, str, str] = ("eh_proj", "enorm", "hnorm", "shared_head.norm"),
+) -> Model:
+    """Return the model with the head that predicts the token after the next one, if the configuration has one.
+    Only the first of several heads is declared.
+
+    body, mlp: of its layer. names: beginnings of its tensors in the checkpoint, and after `model.layers.0.`.
+    tensors: names of the projection, of the norms of embeddings and of hidden states, and of the final norm or ""."""
+    if not c.values.get("num_nextn_predict_layers"):
+        return model
+    norm = model.norm
+    assert norm is not None, "a model with a prediction head has a final norm"
+    projection, of_token, of_state, final = tensors
+    layer = (
+        ResidualBlock(before=named(norm, "input_layernorm"), body=body),
+        ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp),
+    )
+    head = replace(
+        model,
+        blocks=(layer,),
+        norm=named(norm, f"layers.0.{final}") if final else None,
+        unread=(),
+        prediction_input=PredictionInput(
+            projection=projection, token_norm=named(norm, of_token), state_norm=named(norm, of_state)
+        ),
+    )
+    moved = tuple((f"model.{before}", f"model.layers.0.{after}") for before, after in names)
+    return replace(model, predictor=Predictor(model=head, names=moved))
 
 
 def mask_buffers(c: Config, layers: str, attention: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.config import Config, shown
-from engine.models.decoder import llama_decoder
+from engine.models.decoder import llama_decoder, with_predictor
 from engine.models.grouped_experts import dense_first, grouped_experts
 from engine.models.parts import MLP, Experts, LatentAttention, Model, RMSNorm
 from engine.models.rope import rope, yarn_mscale
@@ -54,8 +54,9 @@ def declare(config: Mapping[str, Any]) -> Model:
         experts = _softmax_experts(c, bias=bias) if is_v2 else _sigmoid_experts(c)
         mlps = tuple(experts if has_experts else mlp for has_experts in dense_first(c))
     model = llama_decoder(c, (attention,) * c.layers, mlps, norm, positions=attention.rope)
-    # Layers beyond the last predict several tokens; they are not used.
-    return replace(model, unread=(f"layers.{c.layers}.",))
+    # Layers beyond the last predict several tokens, and are read on their own.
+    model = replace(model, unread=(f"layers.{c.layers}.",))
+    return model if is_v2 else with_predictor(model, c, attention, mlps[-1], [(f"layers.{c.layers}.", "")])
 
 
 def latent_attention(c: Config, *, interleaved: bool) -> LatentAttention:

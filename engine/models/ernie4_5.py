@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.decoder import llama_decoder
+from engine.models.decoder import llama_decoder, with_predictor
 from engine.models.parts import MLP, Attention, Experts, Head, Model, RMSNorm
 from engine.models.rope import rope
 
@@ -62,9 +62,12 @@ def declare(config: Mapping[str, Any]) -> Model:
     model = llama_decoder(c, attention, mlps, norm, positions=positions)
     if not is_moe:
         return model
-    # The layers `mtp_…` predict several tokens; they are not used.
+    # The layers `mtp_…` predict several tokens, and are read on their own.
     head = Head(tied=c.flag("tie_word_embeddings"), bias=c.flag("use_bias"))
-    return replace(model, head=head, unread=("mtp_",))
+    model = replace(model, head=head, unread=("mtp_",))
+    own = ("mtp_linear_proj", "mtp_emb_norm", "mtp_hidden_norm")
+    names = [("mtp_block.0.", ""), *((f"{name}.0.", f"{name}.") for name in own)]
+    return with_predictor(model, c, attention, mlp, names, tensors=(*own, ""))
 
 
 def _mlps(c: Config, mlp: MLP) -> tuple[MLP | Experts, ...]:

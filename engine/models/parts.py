@@ -1051,6 +1051,8 @@ class Model:
     media: Media | None = None  # tower and projectors of images and videos
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
+    predictor: "Predictor | None" = None  # head that predicts the token after the next one, if a checkpoint has it
+    prediction_input: "PredictionInput | None" = None  # of a model that is such a head
 
     @property
     def max_encoder_input(self) -> int:
@@ -1062,6 +1064,27 @@ class Model:
         """The embedding of a speech model's spectrograms; None for other models."""
         embed = None if self.encoder is None else self.encoder.embed
         return embed if isinstance(embed, AudioEmbedding) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionInput:
+    """x = W [token_norm(embedding of the next token), state_norm(hidden state)]: input of a prediction head. Its
+    tensors are named after its layer. The embedding at position 0 is zero."""
+
+    projection: str  # name of W
+    token_norm: Norm
+    state_norm: Norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """Head that predicts the token after the next one (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
+
+    It reads the model's hidden states after the final norm, and is declared as a model of one layer with
+    `prediction_input`. It shares the embedding and the head."""
+
+    model: Model
+    names: tuple[tuple[str, str], ...]  # beginnings of its tensors in the checkpoint, and in `model`
 
 
 def attentions(model: Model) -> tuple[SelfAttention, ...]:

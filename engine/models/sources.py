@@ -33,6 +33,7 @@ from engine.models.parts import (
     Norm,
     Parameter,
     PooledNorm,
+    PredictionInput,
     Projection,
     Recurrent,
     ResidualBlock,
@@ -509,6 +510,8 @@ def sources(model: Model) -> Shapes:
         for branch in block:
             found |= branch_sources(branch, branch_path(branch, path, model.root))
             found |= _bias_sources(branch, model.root)
+    if model.prediction_input is not None:
+        found |= _prediction_sources(model.prediction_input, model)
     if model.norm is not None:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
     if model.layer_inputs is not None:
@@ -522,6 +525,23 @@ def sources(model: Model) -> Shapes:
     if model.head is not None and model.head.added:
         found[model.head.added] = (1, model.embed.vocab)
     return found | _pooler_sources(model)
+
+
+def prediction_path(model: Model) -> str:
+    """Return the prefix of the tensors of a prediction head."""
+    return join(model.root, model.layers, "0")
+
+
+def prediction_linear(part: PredictionInput, hidden: int) -> Linear:
+    return Linear(rows=(Rows(source=part.projection, units=hidden),), inputs=2 * hidden, split=None)
+
+
+def _prediction_sources(part: PredictionInput, model: Model) -> Shapes:
+    path = prediction_path(model)
+    found = linear_sources(prediction_linear(part, model.embed.hidden), path)
+    for norm in (part.token_norm, part.state_norm):
+        found |= norm_sources(norm, path, (model.embed.hidden,))
+    return found
 
 
 def _layer_inputs_sources(part: LayerInputs, model: Model) -> Shapes:
@@ -689,6 +709,8 @@ def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
 def projections(model: Model) -> Iterator[tuple[str, Linear]]:
     """Yield every projection except the head, with the path of its sources."""
     yield from ((model.root, linear) for linear in width_linears(model.embed))
+    if model.prediction_input is not None:
+        yield prediction_path(model), prediction_linear(model.prediction_input, model.embed.hidden)
     if model.layer_inputs is not None:
         yield model.root, layer_inputs_linear(model.layer_inputs, model.embed.hidden)
     if model.streams is not None:

@@ -22,7 +22,7 @@ from engine.distributed.world import SINGLE, World, least
 from engine.formats.load_time import LOAD_FORMATS
 from engine.formats.native import EXECUTORS, Executor
 from engine.imports import load_meta_operations
-from engine.kv.layout import SCALE_BYTES, Layout, layout
+from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
@@ -37,6 +37,7 @@ from engine.weights.quantized import random_weights
 from engine.worker.adapters import AdapterStore
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
+from engine.worker.draft_parts import DraftParts, read_draft_parts
 from engine.worker.host import HostRunner
 from engine.worker.media import MediaStore
 from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
@@ -197,12 +198,18 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
         ranks=world.size,
     )
+    draft = read_draft_parts(config, checkpoint, form, DTYPES[config.quantization.kv_cache])
+    if draft is not None:
+        form = with_draft(form, draft.form)
     blocks = pool_blocks(config, form)
     with measured("loading"), _memory_errors("the weights"), release_at_once():
         progress("loading", 0.0)
         text_model, adapters = _loaded(
             config, checkpoint, form, world, device, team, lambda fraction: progress("loading", fraction)
         )
+        draft_model = None
+        if draft is not None and rank == 0:
+            draft_model = _loaded_draft(config, draft, device, team)
         trim_heap()
         text_model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots + config.speculation.rows)
     reserve = _reserve(config, form, speech=checkpoint.model.audio is not None)
@@ -237,15 +244,20 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             if isinstance(text_model, TextModel) and text_model.pooler is not None:
                 runner = PooledRunner(text_model, form, pages, table, states)
             else:
-                runner = HostRunner(text_model, form, pages, table, states, media)
+                drafts = None
+                if draft is not None and draft_model is not None:
+                    drafts = draft.drafter(draft_model, table, blocks + reserve)
+                runner = HostRunner(text_model, form, pages, table, states, media, drafts)
         table_bytes = table.nbytes
-    memory_usage = {**text_model.memory_usage.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
+    memory_usage = {**text_model.memory_usage.parts, "kv": blocks * form.block_bytes, "tables": table_bytes}
+    if draft_model is not None:
+        memory_usage["draft"] = draft_model.memory_usage.total
     if reserve:
-        memory_usage["self_test"] = pages[blocks:].nbytes
+        memory_usage["self_test"] = reserve * form.block_bytes
     if snapshots is not None:
         memory_usage["states"] = states.nbytes
     if text_model.buffer_bytes:
-        memory_usage["buffers"] = text_model.buffer_bytes
+        memory_usage["buffers"] = text_model.buffer_bytes + (0 if draft_model is None else draft_model.buffer_bytes)
     worker = Worker(
         runner,
         model=checkpoint.model,
@@ -253,7 +265,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         blocks=blocks,
         snapshots=snapshots,
         memory_usage=memory_usage,
-        mapped=text_model.memory_usage.mapped,
+        mapped=text_model.memory_usage.mapped + (0 if draft_model is None else draft_model.memory_usage.mapped),
         # Next to a team of compiled kernels, more torch threads would only take CPU time from it; torch has little
         # work.
         threads=1 if team else config.hardware.threads,
@@ -274,6 +286,16 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             progress("capturing", 0.0)
             runner.capture(config.memory.graphs, world, lambda fraction: progress("capturing", fraction))
     return worker
+
+
+def _loaded_draft(config: EngineConfig, draft: DraftParts, device: torch.device, team: Team | None) -> TextModel:
+    """Load a draft model, with the number formats of the target's weights."""
+    text_model = _text_model(config, draft.checkpoint, draft.form, SINGLE, device, team)
+    _load(config, draft.checkpoint, text_model, SINGLE, lambda fraction: None)
+    # A pass computes the tokens of a step, and the token that each row sampled.
+    slots = config.scheduling.slots
+    text_model.reserve(config.scheduling.max_step_tokens + slots, slots)
+    return text_model
 
 
 def _media_store(config: EngineConfig, text_model: TextModel | ForeignModel) -> MediaStore | None:
@@ -429,7 +451,21 @@ def _loaded(
         else:
             foreign_model.load(checkpoint, progress)
         return foreign_model, None
-    text_model = TextModel(
+    text_model = _text_model(config, checkpoint, form, world, device, team)
+    adapters, loading = [read_adapter(one.name, Path(one.path)) for one in config.adapters], config.adapter_loading
+    store = None
+    if loading.max_active is None:
+        text_model.load_adapters(adapters)
+    else:
+        store = AdapterStore(text_model.reserve_adapters(adapters, loading.max_active, loading.max_rank), loading)
+    _load(config, checkpoint, text_model, world, progress)
+    return text_model, store
+
+
+def _text_model(
+    config: EngineConfig, checkpoint: Checkpoint, form: Layout, world: World, device: torch.device, team: Team | None
+) -> TextModel:
+    return TextModel(
         checkpoint.model,
         form,
         world,
@@ -443,14 +479,6 @@ def _loaded(
         group=config.quantization.group_size,
         head=config.quantization.head,
     )
-    adapters, loading = [read_adapter(one.name, Path(one.path)) for one in config.adapters], config.adapter_loading
-    store = None
-    if loading.max_active is None:
-        text_model.load_adapters(adapters)
-    else:
-        store = AdapterStore(text_model.reserve_adapters(adapters, loading.max_active, loading.max_rank), loading)
-    _load(config, checkpoint, text_model, world, progress)
-    return text_model, store
 
 
 def _load(

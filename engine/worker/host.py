@@ -18,6 +18,7 @@ from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
 from engine.worker.batch import build_batch
+from engine.worker.drafting import Drafter
 from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.media import NO_MEDIA, MediaStore, StepMedia
 from engine.worker.rows import PlanRows, plan_rows, step_result
@@ -37,10 +38,11 @@ class HostRunner:
         table: RequestTable,
         states: States,
         media: MediaStore | None = None,
+        draft: Drafter | None = None,
     ) -> None:
-        """media: of a model that reads more than text."""
+        """media: of a model that reads more than text. draft: model that drafts tokens after each step."""
         self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
-        self._states, self._media = states, media
+        self._states, self._media, self._draft = states, media, draft
         self._noise = Noise(text_model.model.embed.vocab, pages.device, text_model.target.team)
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
@@ -76,6 +78,8 @@ class HostRunner:
         at_once = len(self._table.columns.seed)
         scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team, at_once)
         result = step_result(plan, rows, sampled, scored, failed, fingerprints)
+        if self._draft is not None:
+            result = replace(result, drafts=self._draft.run(plan, result, hidden))
         return result if media.counts is None else replace(result, media=media.counts)
 
     def _batch(self, rows: PlanRows) -> Batch:

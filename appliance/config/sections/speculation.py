@@ -13,7 +13,7 @@ _SEARCH = Effect("engine", outputs="rounding")
 
 
 class Speculation(Section):
-    method: Literal["auto", "off", "jump-ahead", "ngram", "suffix"] = declare(
+    method: Literal["auto", "off", "jump-ahead", "ngram", "suffix", "draft", "mtp"] = declare(
         "off",
         effect=_METHOD,
         target=("engine.speculation.method", "gateway.speculation"),
@@ -22,9 +22,19 @@ class Speculation(Section):
     )
     """Drafts that a step verifies: ngram takes tokens that followed an earlier occurrence of the last tokens, and
     text that a grammar forces; suffix takes those that followed most occurrences, in recent replies too; jump-ahead
-    takes only forced text. auto selects a method for the checkpoint, and pauses drafts per request and per number of
-    running requests while measured step times and acceptance say that they do not pay. Replies are the same with each
-    value."""
+    takes only forced text; draft takes tokens of a second, smaller model; mtp takes tokens of the checkpoint's own
+    prediction heads. auto selects a method for the checkpoint, and pauses drafts per request and per number of running
+    requests while measured step times and acceptance say that they do not pay. Replies are the same with each value."""
+    model: str | None = declare(
+        None,
+        effect=_DRAFTS,
+        affects="engine.speculation.model",
+        aliases={"vLLM": "speculative_model", "SGLang": "speculative_draft_model_path"},
+        is_path=True,
+        example="../qwen3-0.6b",
+    )
+    """Checkpoint of the draft model, for the method draft: a decoder with the tokenizer of the served model. Relative
+    paths start at the manifest's folder."""
     tokens: Annotated[int, Field(ge=1, le=32)] = declare(
         4,
         effect=_DRAFTS,
@@ -36,8 +46,8 @@ class Speculation(Section):
         },
         example=8,
     )
-    """Maximum tokens of a draft by lookup, and number of rows of logits that a step has for drafts alone. Text
-    that a grammar forces also uses the rows that other requests leave."""
+    """Maximum tokens of a draft by lookup or a model, and number of rows of logits that a step has for drafts alone.
+    Text that a grammar forces also uses the rows that other requests leave."""
     ngram_min: Annotated[int, Field(ge=1, le=32)] = declare(
         2,
         effect=_SEARCH,

@@ -137,9 +137,9 @@ class _Reader:
                 if planned is not None:
                     self._in_flight.append((now, planned, self._scheduler.waiting, delay))
                     self._depth = max(self._depth, len(self._in_flight))
-            case Applied(now, step, sampled, failed, further):
+            case Applied(now, step, sampled, failed, further, drafts):
                 self._now = now
-                self._apply(StepResult(step, sampled, further, failed=failed))
+                self._apply(StepResult(step, sampled, further, failed=failed, drafts=drafts))
 
     def _apply(self, result: StepResult) -> None:
         if self._in_flight:  # otherwise the step was planned before the recording begins

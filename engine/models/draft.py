@@ -1,0 +1,116 @@
+"""Draft models of speculative decoding: a second checkpoint, or the prediction heads of the same one."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from engine.api.errors import CheckpointError, ConfigError
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.parts import Model, Predictor, recurrents
+from engine.models.quantized import read_quantization
+from engine.text.tokenizer import Tokenizer
+
+
+def read_draft(path: str, target: Checkpoint, max_context: int = 0) -> Checkpoint:
+    """Read and check the draft model of a target. Raises CheckpointError for a model that cannot draft, or of another
+    vocabulary, ConfigError for one whose context is shorter than `max_context`."""
+    draft = read_checkpoint(path)
+    problem = _target_problem(target.model) or draft_problem(draft.model) or _vocabulary_problem(target, draft)
+    if problem:
+        raise CheckpointError(f"{draft.path}: {problem}")
+    if draft.model.max_context < max_context:
+        raise ConfigError(
+            f"{draft.path}: the draft model supports {draft.model.max_context} tokens, fewer than "
+            f"model.max_context={max_context}; lower model.max_context to that"
+        )
+    return draft
+
+
+def prediction_head(target: Checkpoint) -> Checkpoint:
+    """Return the prediction head of a checkpoint, as a checkpoint of its own with the same embedding and head. Raises
+    CheckpointError if there is none."""
+    predictor = target.model.predictor
+    if predictor is None:
+        raise CheckpointError(
+            f"{target.path}: {target.architecture} has no prediction heads here; set speculation.method to another "
+            "value"
+        )
+    tensors = _renamed(target.tensors, predictor)
+    if not any(name.startswith("model.layers.0.") for name in tensors):
+        raise CheckpointError(
+            f"{target.path}: the checkpoint has no tensors of prediction heads ({predictor.names[0][0]}…); set "
+            "speculation.method to another value"
+        )
+    place = str(target.path / "config.json")
+    quantization = read_quantization(target.config, predictor.model, place)
+    return replace(
+        target,
+        model=predictor.model,
+        tensors=tensors,
+        quantization=None if quantization is None else quantization.named(tensors),
+    )
+
+
+Item = TypeVar("Item")
+
+
+def _renamed(tensors: Mapping[str, Item], predictor: Predictor) -> dict[str, Item]:
+    """Return the tensors of a prediction head by their names in its model, with the embedding and the head. Its own
+    copies of both, which some checkpoints have, are left out."""
+    model = predictor.model
+    shared = [f"{model.root}.{model.embed.name}.", *([] if model.head is None else [f"{model.head.name}."])]
+    found = {name: one for name, one in tensors.items() if name.startswith(tuple(shared))}
+    for before, after in predictor.names:
+        for name, one in tensors.items():
+            if name.startswith(before) and not name.removeprefix(before).startswith(COPIES):
+                found[after + name.removeprefix(before)] = one
+    return found
+
+
+COPIES = ("embed_tokens.", "shared_head.head.")
+"""Copies of the embedding and the head in the layer of a prediction head."""
+
+
+def _target_problem(target: Model) -> str:
+    if target.encoder is not None:
+        return "an encoder-decoder model has no draft model; set speculation.method to off, jump-ahead or ngram"
+    return ""
+
+
+def draft_problem(model: Model) -> str:
+    """Return why a model cannot draft, or an empty string."""
+    if model.foreign is not None:
+        return f"{model.foreign.architecture} is computed by transformers' code, and cannot draft"
+    if model.encoder is not None or model.pooler is not None or model.head is None:
+        return "a draft model must be a decoder that generates text"
+    if recurrents(model):
+        return "a draft model cannot have recurrent layers, because their state cannot be rolled back"
+    if model.media is not None:
+        return "a draft model reads only text; this one has a tower for media"
+    return ""
+
+
+def _vocabulary_problem(target: Checkpoint, draft: Checkpoint) -> str:
+    """Return how the vocabularies differ, or an empty string. They may have different numbers of unused ids."""
+    files = [one.path / "tokenizer.json" for one in (target, draft)]
+    if all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes():
+        return ""
+    own, other = (_tokenizer(one) for one in (target, draft))
+    if own is None or other is None:
+        sizes = target.model.embed.vocab, draft.model.embed.vocab
+        return "" if sizes[0] == sizes[1] else f"it has {sizes[1]} token ids, and the target has {sizes[0]}"
+    for token in range(max(own.vocab_size, other.vocab_size)):
+        if own.token_string(token) != other.token_string(token):
+            return (
+                f"its vocabulary is not the target's: token {token} is {other.token_string(token)!a}, and "
+                f"{own.token_string(token)!a} in the target; use a draft model with the same tokenizer"
+            )
+    return ""
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    """Return the tokenizer of a checkpoint, or None if it has none that can be read."""
+    try:
+        return Tokenizer(checkpoint.path)
+    except CheckpointError:
+        return None

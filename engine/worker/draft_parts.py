@@ -1,0 +1,68 @@
+"""Components of a draft model or prediction head, before and after it is loaded."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.api.config import EngineConfig
+from engine.api.errors import ConfigError
+from engine.kv.layout import SCALE_BYTES, Layout, layout, shared_group
+from engine.layers.model import TextModel, make_pages
+from engine.models.checkpoint import Checkpoint
+from engine.models.draft import prediction_head, read_draft
+from engine.sampling.noise import Noise
+from engine.worker.drafting import Drafter, DraftModel, Passes, PredictionHead
+from engine.worker.table import RequestTable
+
+
+@dataclass(frozen=True)
+class DraftParts:
+    checkpoint: Checkpoint
+    form: Layout  # of its pages
+    page_dtype: torch.dtype
+    group: int  # number of the target's block table that it uses
+    is_head: bool  # prediction head of the target
+
+    def drafter(self, model: TextModel, table: RequestTable, blocks: int) -> Drafter:
+        """Allocate the pages of the loaded model, for as many blocks as the target has."""
+        vocab = table.columns.vocab
+        passes = Passes(
+            model,
+            make_pages(self.form, blocks * len(self.form.groups), self.page_dtype, model.device),
+            table,
+            Noise(vocab, model.device, model.target.team),
+            group=self.group,
+            vocab=vocab,
+            ahead=1 if self.is_head else 0,
+        )
+        return PredictionHead(passes) if self.is_head else DraftModel(passes)
+
+
+def read_draft_parts(
+    config: EngineConfig, target: Checkpoint, form: Layout, page_dtype: torch.dtype
+) -> DraftParts | None:
+    """Read the draft model or prediction head of the configuration, if it has one. Raises CheckpointError or
+    ConfigError if it does not suit the target, whose pages have the layout `form`."""
+    speculation, kernels = config.speculation, config.hardware.kernels
+    if not speculation.has_model:
+        return None
+    if kernels == "triton":
+        raise ConfigError(
+            f"speculation.method={speculation.method}: Triton kernels do not support draft models; set "
+            "hardware.kernels to torch"
+        )
+    is_head = speculation.method == "mtp"
+    checkpoint = prediction_head(target) if is_head else read_draft(speculation.model, target, config.model.max_context)
+    own = layout(
+        checkpoint.model,
+        block_tokens=config.cache.block_tokens,
+        element_bytes=page_dtype.itemsize,
+        scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
+    )
+    group = shared_group(form.groups, own.groups)
+    if group is None:
+        raise ConfigError(
+            f"speculation.model: {checkpoint.path}: the draft model attends to more tokens than the target keeps; use "
+            "one with the target's attention window"
+        )
+    return DraftParts(checkpoint, own, page_dtype, group, is_head)

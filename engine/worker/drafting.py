@@ -1,0 +1,222 @@
+"""Drafts by a model: after a step, it computes the tokens of the step and then drafts the next ones.
+
+The draft model has pages of its own under the target's block ids, so that blocks of cached prefixes have the keys and
+values of both models. Each step of the target is followed by one pass over the same tokens, which also samples the
+first draft of each row, and by one pass for each further draft. Drafts are sampled like the target's tokens, with the
+noise of their seed and position (engine/sampling/noise.py): equal logits give equal tokens.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.core.plan import Row, StepPlan, StepResult
+from engine.layers.model import TextModel
+from engine.sampling.noise import Noise
+from engine.sampling.pipeline import Prepared
+from engine.sampling.rows import Rows
+from engine.worker.batch import build_batch
+from engine.worker.table import RequestTable
+
+
+class Drafter(Protocol):
+    """Computes drafts in a HostRunner."""
+
+    def run(self, plan: StepPlan, result: StepResult, hidden: Tensor) -> dict[int, tuple[int, ...]]:
+        """Compute the tokens of a step whose result is in the table. Return the drafts of each row that has some.
+        hidden: [tokens, hidden], of the step."""
+
+
+@dataclass(frozen=True)
+class DraftRow:
+    """Positions [first, end) that a pass computes of a row, and the tokens that are drafted after them."""
+
+    index: int  # of the row in the plan
+    slot: int
+    first: int
+    end: int
+    drafts: int
+
+
+class Passes:
+    """Passes of a draft model over rows.
+
+    pages: KV pool of the draft model, with a block for each of the target's blocks and each group of its layers.
+    group: number of the target's block table that the draft model uses.
+    vocab: number of the target's logits. noise: of the target's sampling.
+    ahead: positions between a token that the model reads and the position that it computes."""
+
+    def __init__(
+        self, model: TextModel, pages: Tensor, table: RequestTable, noise: Noise, *, group: int, vocab: int, ahead: int
+    ) -> None:
+        self._model, self._pages, self._table, self._noise = model, pages, table, noise
+        self._blocks, groups = table.tables[group], len(model.layout.groups)
+        # A block has a page for each group of layers, at consecutive numbers.
+        self._tables = tuple(np.zeros_like(self._blocks) for _ in range(groups)) if groups > 1 else (self._blocks,)
+        self._vocab, self._ahead = vocab, ahead
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """[slots, positions], of the request table."""
+        return self._table.tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the pages."""
+        return self._pages.nbytes
+
+    def begin(self, slots: Sequence[int]) -> None:
+        """Read the block tables of these slots before the first pass of a step."""
+        if len(self._tables) > 1:
+            for group, own in enumerate(self._tables):
+                own[slots] = self._blocks[slots] * len(self._tables) + group
+
+    def forward(self, rows: Sequence[DraftRow], states: Tensor | None = None) -> Tensor:
+        """Return the hidden states of all tokens of the rows. states: [tokens, hidden], for a prediction head."""
+        table, first = self._table, np.array([row.first for row in rows])
+        batch = build_batch(
+            np.array([row.slot for row in rows]),
+            first,
+            np.array([row.end for row in rows]) - first,
+            tokens=table.tokens[:, self._ahead :],
+            rope_lengths=table.rope_lengths,
+            tables=self._tables,
+            block_tokens=self._model.layout.block_tokens,
+            device=self._pages.device,
+        )
+        last = self._model.model.embed.vocab - 1
+        if last < self._vocab - 1:  # ids beyond the draft model's vocabulary are padding of the target's
+            batch = replace(batch, ids=batch.ids.clamp(max=last))
+        return self._model.forward(replace(batch, states=states), self._pages)
+
+    def draft(self, hidden: Tensor, rows: Sequence[DraftRow]) -> list[DraftRow | None]:
+        """Sample a token after each row and write it to the table. Return the rows that compute these tokens; None
+        where none could be sampled. hidden: [rows, hidden], after the last position of each."""
+        logits = self._model.logits(hidden)
+        if logits.shape[1] != self._vocab:
+            missing = self._vocab - logits.shape[1]
+            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf).contiguous()
+        columns = copy.copy(self._table.columns)
+        columns.logprobs = {}
+        slots = np.array([row.slot for row in rows])
+        positions = np.array([row.end for row in rows]) + self._ahead
+        sampled_rows = Rows(slots, positions, columns, self._table.tokens, device=self._pages.device)
+        sampled = Prepared(sampled_rows, self._noise).finish(logits)
+        made: list[DraftRow | None] = []
+        for number, (row, token) in enumerate(zip(rows, sampled.ids, strict=True)):
+            if number in sampled.failed:
+                made.append(None)
+                continue
+            self._table.tokens[row.slot, row.end + self._ahead] = token
+            made.append(replace(row, first=row.end, end=row.end + 1, drafts=row.drafts - 1))
+        return made
+
+    def token(self, row: DraftRow) -> int:
+        """Return the draft that a row of one position reads."""
+        return int(self._table.tokens[row.slot, row.first + self._ahead])
+
+
+class DraftModel:
+    """A second model. It computes each position of the target, and the positions of drafts.
+
+    Positions of drafts are tentative: their keys and values are kept if the draft is accepted."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self._computed: dict[int, int] = {}  # by slot: positions before it are computed, with tokens that are known
+        self._tentative: dict[int, list[int]] = {}  # by slot: drafts at the positions after it that are computed, too
+
+    def run(self, plan: StepPlan, result: StepResult, hidden: Tensor) -> dict[int, tuple[int, ...]]:
+        """Implement `Drafter.run`."""
+        for new in plan.new:
+            self._tentative.pop(new.slot, None)
+            self._computed.pop(new.slot, None)
+        self.passes.begin([row.slot for row in plan.rows])
+        rows = list(self._rows(plan, result))
+        drafts: dict[int, tuple[int, ...]] = {}
+        while rows:
+            own = self.passes.forward(rows)
+            last = np.cumsum([row.end - row.first for row in rows]) - 1
+            at = [number for number, row in enumerate(rows) if row.drafts]
+            if not at:
+                break
+            made = self.passes.draft(own[torch.from_numpy(last[at]).to(own.device)], [rows[number] for number in at])
+            rows = [row for row in made if row is not None]
+            for row in rows:
+                token = self.passes.token(row)
+                drafts[row.index] = (*drafts.get(row.index, ()), token)
+                if row.drafts:
+                    self._tentative.setdefault(row.slot, []).append(token)
+            rows = [row for row in rows if row.drafts]
+        return drafts
+
+    def _rows(self, plan: StepPlan, result: StepResult) -> Iterator[DraftRow]:
+        for index, row in enumerate(plan.rows):
+            if index in result.failed:
+                continue
+            # The token that the row sampled last is computed only if drafts follow it.
+            end = known_end(row, index, result) + (row.lookahead > 0)
+            first = self._confirmed(row, end)
+            self._computed[row.slot] = end
+            if first < end:
+                yield DraftRow(index, row.slot, first, end, row.lookahead)
+
+    def _confirmed(self, row: Row, end: int) -> int:
+        """Return the first position before `end` that is not computed for the known token."""
+        position = self._computed.get(row.slot, row.first)
+        known = self.passes.tokens[row.slot]
+        for token in self._tentative.pop(row.slot, ()):
+            if position == end or token != known[position]:
+                break
+            position += 1
+        return min(position, end)
+
+
+class PredictionHead:
+    """Prediction head of the target. At each position, it reads the hidden state there and the token after it, and
+    predicts the token after that one. For further drafts, it reads its own hidden states.
+
+    The last position of a cached prefix was computed with the next token of the request that cached it."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+
+    def run(self, plan: StepPlan, result: StepResult, hidden: Tensor) -> dict[int, tuple[int, ...]]:
+        """Implement `Drafter.run`."""
+        self.passes.begin([row.slot for row in plan.rows])
+        rows, kept, start = list[DraftRow](), list[Tensor](), 0
+        for index, row in enumerate(plan.rows):
+            if index not in result.failed:
+                end = known_end(row, index, result)
+                rows.append(DraftRow(index, row.slot, row.first, end, row.lookahead))
+                kept.append(hidden[start : start + end - row.first])
+            start += row.count
+        drafts: dict[int, tuple[int, ...]] = {}
+        states = torch.cat(kept) if kept else hidden[:0]
+        while rows:
+            own = self.passes.forward(rows, states)
+            last = np.cumsum([row.end - row.first for row in rows]) - 1
+            at = [number for number, row in enumerate(rows) if row.drafts]
+            if not at:
+                break
+            own = own[torch.from_numpy(last[at]).to(own.device)]
+            made = self.passes.draft(own, [rows[number] for number in at])
+            for row in made:
+                if row is not None:
+                    drafts[row.index] = (*drafts.get(row.index, ()), self.passes.token(row))
+            following = [(row, state) for row, state in zip(made, own, strict=True) if row is not None and row.drafts]
+            rows = [row for row, _ in following]
+            states = torch.stack([state for _, state in following]) if following else own[:0]
+        return drafts
+
+
+def known_end(row: Row, index: int, result: StepResult) -> int:
+    """Return the position after those that a row computed for known tokens."""
+    if not row.sample:
+        return row.first + row.count
+    return row.first + row.count + len(result.tokens(index)) - len(row.drafts) - 1

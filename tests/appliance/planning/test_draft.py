@@ -1,0 +1,150 @@
+"""A draft model in a manifest: planned bytes, the context, problems with the keys."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance.cli.main import main
+from appliance.config import exits
+from appliance.config.problems import Refused
+from appliance.config.settings import Given, Option
+from appliance.hardware.described import hardware
+from appliance.planning.memory import planned_parts
+from appliance.planning.speculation import speedup
+from appliance.planning.validate import validate
+from engine.worker.build import build_worker
+from kernels.cpu.library import best
+from tests.engine.test_prediction_heads import Reference
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAD = "apiVersion: slipway/v2\nmodel: {source: {path: demo}}\nhardware: {device: cpu}\n"
+DRAFT = "speculation: {method: draft, model: demo, tokens: 3}\n"
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a manifest of the demo's checkpoint next to a copy of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(ROOT / "manifests" / "demo", tmp_path / "demo")
+
+    def write(more: str) -> Path:
+        path = tmp_path / "m.yaml"
+        path.write_text(HEAD + more)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("kernels", ["torch", best()])
+def test_planned_bytes_are_those_of_the_engine(kernels: str, manifest: Write):
+    settings = (Option("--set", "hardware.kernels", kernels), Option("--set", "hardware.kv_cache_memory", "2MiB"))
+    plan = validate(Given(manifest(DRAFT), settings))
+    assert Path(plan.engines[0].speculation.model).name == "demo"
+    worker = build_worker(plan.engines[0], lambda phase, fraction: None)
+    try:
+        planned, found = planned_parts(plan.memory)[0], worker.memory_usage
+        assert found == {name: planned[name] for name in found}
+        weights = sum(found[part] for part in ("embedding", "attention", "mlp", "norms"))
+        assert found["draft"] == weights + found.get("head", 0)  # the same model
+        assert worker.blocks == plan.memory.blocks
+        draft, own = (one.nbytes for one in (worker._runner._draft.passes, worker._runner._pages))
+        assert draft == own and found["kv"] + found["self_test"] == draft + own
+    finally:
+        worker.close()
+
+
+def test_only_the_first_rank_has_the_draft_model(manifest: Write):
+    plan = validate(Given(manifest(f"{DRAFT}parallelism: {{tensor: 2}}\n")))
+    first, second = planned_parts(plan.memory)
+    assert first["draft"] > 0 and "draft" not in second and first["kv"] == second["kv"]
+
+
+def test_the_context_of_the_draft_model_limits_the_context(manifest: Write, tmp_path: Path):
+    path = manifest(DRAFT.replace("model: demo", "model: short"))
+    shutil.copytree(tmp_path / "demo", tmp_path / "short")
+    config = json.loads((tmp_path / "short" / "config.json").read_text())
+    whole = config["max_position_embeddings"]
+    (tmp_path / "short" / "config.json").write_text(json.dumps({**config, "max_position_embeddings": whole // 2}))
+    assert validate(Given(path)).engines[0].model.max_context == whole // 2
+
+
+@pytest.mark.parametrize("kernels", ["torch", best()])
+def test_the_prediction_head_of_a_checkpoint_is_planned(kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Reference("glm", tmp_path / "model", ROOT / "manifests" / "demo")
+    path = tmp_path / "m.yaml"
+    path.write_text(HEAD.replace("path: demo", "path: model") + "speculation: {method: mtp, tokens: 2}\n")
+    settings = (Option("--set", "hardware.kernels", kernels), Option("--set", "hardware.kv_cache_memory", "2MiB"))
+    plan = validate(Given(path, settings))
+    assert plan.engines[0].speculation.method == "mtp" and not plan.engines[0].speculation.model
+    worker = build_worker(plan.engines[0], lambda phase, fraction: None)
+    try:
+        planned, found = planned_parts(plan.memory)[0], worker.memory_usage
+        assert found == {name: planned[name] for name in found} and found["draft"] > 0
+    finally:
+        worker.close()
+
+
+def problems(path: Path) -> dict[str, str]:
+    with pytest.raises(Refused) as refused:
+        validate(Given(path))
+    return {problem.key: problem.message for problem in refused.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ("speculation: {method: draft}\n", "speculation.method", "set speculation.model"),
+        ("speculation: {method: ngram, model: demo}\n", "speculation.model", "ngram has no draft model"),
+        ("speculation: {method: mtp}\n", "speculation.method", "Qwen3ForCausalLM has no prediction heads"),
+        ("speculation: {method: mtp, model: demo}\n", "speculation.model", "mtp has no draft model"),
+        ("speculation: {method: draft, model: nothing}\n", "speculation.model", "nothing: no such directory"),
+    ],
+)
+def test_wrong_keys_are_refused_before_anything_starts(text: str, key: str, message: str, manifest: Write):
+    found = problems(manifest(text))
+    assert list(found) == [key] and message in found[key]
+
+
+def test_another_vocabulary_is_refused_before_anything_starts(manifest: Write, tmp_path: Path):
+    path = manifest(DRAFT.replace("model: demo", "model: other"))
+    shutil.copytree(tmp_path / "demo", tmp_path / "other")
+    file = tmp_path / "other" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    first, second = sorted(vocab, key=vocab.get)[40:42]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    file.write_text(json.dumps(tokenizer))
+    found = problems(path)
+    assert (
+        list(found) == ["speculation.model"]
+        and "its vocabulary is not the target's: token" in found["speculation.model"]
+    )
+
+
+def test_triton_kernels_have_no_draft_model(manifest: Write):
+    path, gpu = manifest(DRAFT), hardware("h100x1")
+    path.write_text(path.read_text().replace("device: cpu", "device: cuda"))
+    kernels = Option("--set", "hardware.kernels", "torch")
+    assert validate(Given(path, (kernels,)), gpu).engines[0].speculation.method == "draft"
+    with pytest.raises(Refused, match="Triton kernels do not support draft models and prediction heads"):
+        validate(Given(path), gpu)
+
+
+def test_deployments_refuse_a_draft_model(manifest: Write, capsys: pytest.CaptureFixture[str]):
+    assert main(["render", "compose", str(manifest(DRAFT))]) == exits.MANIFEST.number
+    assert "no volume for the folder of a draft model" in capsys.readouterr().err
+
+
+def test_the_plan_states_the_gain_at_several_rates(manifest: Write):
+    plan = validate(Given(manifest(DRAFT)))
+    (found,) = (one for one in plan.effective if one.key == "speculation.method")
+    draft, own = plan.memory.parts["draft"], sum(plan.memory.parts.values()) - plan.memory.parts["draft"]
+    assert draft == own
+    assert "at these rates of acceptance: 0.5 at 50%, 0.6 at 70%, 0.9 at 90%" in found.reason
+    assert speedup(own, draft, 3, 0.5) == pytest.approx(1.875 / 4)
+    assert speedup(100, 0, 3, 1.0) == pytest.approx(4)
