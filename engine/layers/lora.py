@@ -16,8 +16,26 @@ from engine.models.parts import Model
 from engine.models.sources import join
 from engine.weights.files import Weights
 from engine.weights.slot import Slots, slots
+from kernels.experts.schedule import EXPERT_SCHEDULE
+from kernels.lora_expand import LORA_EXPAND, spans_of
+from kernels.lora_shrink import LORA_SHRINK, lora_tile_rows
 
 Piece = tuple[int, int, int]  # first output, number of outputs, index of the source in `AdapterStack.sources`
+
+
+@dataclass(frozen=True)
+class AdapterRows:
+    """Rows of a step, grouped by adapter for Triton kernels (kernels/lora_shrink.py)."""
+
+    pairs: Tensor
+    tiles: Tensor
+    tile_rows: int
+
+    @classmethod
+    def of(cls, groups: Tensor, num_groups: int) -> "AdapterRows":
+        """groups: [rows, 1] int32, adapter of each row, `num_groups` for none."""
+        tile_rows = lora_tile_rows(groups.numel(), num_groups)
+        return cls(*EXPERT_SCHEDULE(groups, num_groups + 1, tile_rows), tile_rows)
 
 
 @dataclass(frozen=True)
@@ -26,7 +44,7 @@ class LoraEntry:
 
     a: Tensor  # [inputs, columns]
     b: Tensor  # [rank, outputs]
-    ranks: Tensor  # [sources] int32, on the CPU
+    ranks: Tensor  # [sources] int32
 
     @property
     def nbytes(self) -> int:
@@ -56,8 +74,9 @@ class LoraLayer:
 
     a: Tensor  # [adapters, inputs, columns]
     b: Tensor  # [adapters, rank, outputs]
-    ranks: Tensor  # [adapters, sources] int32, on the CPU; 0: the adapter does not change the source
+    ranks: Tensor  # [adapters, sources] int32, on the host, for Triton on the device; 0: the source does not change
     pieces: tuple[Piece, ...]
+    spans: Tensor  # [spans, 3] int32 where `ranks` is, the pieces as kernels/lora_expand.py takes them
 
     def delta(self, x: Tensor, adapters: Tensor) -> Tensor:
         """Return (x A) B of each row's adapter, [rows, outputs]; 0 for rows without one. x: [rows, inputs]; adapters:
@@ -73,6 +92,11 @@ class LoraLayer:
                 b = self.b[adapter, :, at : at + count]
                 y[rows, at : at + count] = (u[:, source * rank : (source + 1) * rank] @ b).to(y.dtype)
         return y
+
+    def add(self, x: Tensor, y: Tensor, rows: AdapterRows) -> None:
+        """Add (x A) B of each row's adapter to y, [rows, outputs], with Triton kernels."""
+        u = LORA_SHRINK(x, self.a, rows.pairs, rows.tiles, 1, rows.tile_rows)
+        LORA_EXPAND(u, self.b, self.ranks, self.spans, rows.pairs, rows.tiles, rows.tile_rows, y)
 
     def entry(self, adapter: int) -> LoraEntry:
         return LoraEntry(self.a[adapter], self.b[adapter], self.ranks[adapter])
@@ -98,6 +122,7 @@ class LoadedAdapters:
 
     layers: Mapping[str, LoraLayer]
     columns: int  # of the widest A
+    num_adapters: int = 0  # adapters, or slots for them
 
     def layer(self, name: str) -> LoraLayer | None:
         return self.layers.get(name)
@@ -124,9 +149,11 @@ def load_adapters(
     world: World,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    fused: bool = False,
 ) -> LoadedAdapters:
-    """Read the matrices of the adapters. Raises CheckpointError if a file cannot be read."""
-    loaded = empty_adapters(stacks, world, dtype, device)
+    """Read the matrices of the adapters. fused: for Triton kernels. Raises CheckpointError if a file cannot be read."""
+    loaded = empty_adapters(stacks, world, dtype, device, fused=fused)
     files = [_weights(one) for one in adapters]
     for stack in stacks:
         layer = loaded.layers[stack.matrix.name]
@@ -139,19 +166,22 @@ def load_adapters(
 
 
 def empty_adapters(
-    stacks: Sequence[AdapterStack], world: World, dtype: torch.dtype, device: torch.device
+    stacks: Sequence[AdapterStack], world: World, dtype: torch.dtype, device: torch.device, *, fused: bool = False
 ) -> LoadedAdapters:
-    """Allocate the stacks, whose entries change nothing."""
-    layers = {}
+    """Allocate the stacks, whose entries change nothing. fused: for Triton kernels."""
+    layers, tables = {}, device if fused else torch.device("cpu")
     for stack in stacks:
         own = slots(stack.matrix.linear, world)
         assert (own.rows, own.inputs) == (stack.outputs, stack.inputs), (
             "a rank's share of a stack is that of its matrix"
         )
         a, b = (torch.zeros(shape, dtype=dtype, device=device) for shape in stack.shapes)
-        ranks = torch.zeros(stack.adapters, len(stack.sources), dtype=torch.int32)
-        layers[stack.matrix.name] = LoraLayer(a, b, ranks, _pieces(stack, own))
-    return LoadedAdapters(layers, max((stack.columns for stack in stacks), default=0))
+        ranks = torch.zeros(stack.adapters, len(stack.sources), dtype=torch.int32, device=tables)
+        pieces = _pieces(stack, own)
+        spans = torch.tensor(spans_of(pieces), dtype=torch.int32, device=tables)
+        layers[stack.matrix.name] = LoraLayer(a, b, ranks, pieces, spans)
+    columns = max((stack.columns for stack in stacks), default=0)
+    return LoadedAdapters(layers, columns, max((stack.adapters for stack in stacks), default=0))
 
 
 def prepare_entries(

@@ -125,28 +125,27 @@ class TextModel:
     @torch.inference_mode()
     def load_adapters(self, adapters: Sequence[Adapter]) -> None:
         """Load LoRA adapters, before the weights. Rows select them by number. Raises CheckpointError for an adapter of
-        another model, ConfigError for a model or kernels without adapters."""
-        if adapters and self.target.executor == "triton":
-            raise ConfigError("adapters: Triton kernels do not support LoRA adapters; set hardware.kernels to torch")
+        another model, ConfigError for a model without adapters."""
         fitted = fitted_adapters(self.model, adapters)
         stacks = adapter_stacks(self.program, fitted, self._world.size)
-        self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device)
+        fused = self.target.executor == "triton"
+        self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device, fused=fused)
         self._reference.adapters = self.adapters
 
     @torch.inference_mode()
     def reserve_adapters(self, adapters: Sequence[Adapter], num_slots: int, max_rank: int) -> AdapterSlots:
         """Allocate slots for LoRA adapters that are loaded later, before the weights. Check the first adapters. Raises
-        CheckpointError for an adapter of another model, ConfigError for a model or kernels without adapters."""
+        CheckpointError for an adapter of another model, ConfigError for a model without adapters."""
         problem = adapters_problem(self.model)
-        if self.target.executor == "triton":
-            problem = "Triton kernels do not support LoRA adapters; set hardware.kernels to torch"
         if problem is not None:
             raise ConfigError(f"adapter_loading: {problem}")
         for adapter in adapters:
             check_ranks(adapter, max_rank)
         fitted = fitted_adapters(self.model, adapters)
         stacks = slot_stacks(self.program, num_slots, max_rank, self._world.size)
-        self.adapters = self._reference.adapters = empty_adapters(stacks, self._world, self.dtype, self.device)
+        fused = self.target.executor == "triton"
+        empty = empty_adapters(stacks, self._world, self.dtype, self.device, fused=fused)
+        self.adapters = self._reference.adapters = empty
         return AdapterSlots(self.model, stacks, self.adapters, self._world, self.dtype, fitted)
 
     @torch.inference_mode()

@@ -30,9 +30,8 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
     one,
     and one for each stage of sampling.
 
-    For a model with experts, also a step for every power of two of tokens, and for the maximum: the tile size depends
-    on
-    the number of tokens, and each of its ranges contains one of these (kernels/experts)."""
+    For a model with experts or LoRA adapters, also a step for every power of two of tokens, and for the maximum: the
+    tile size depends on the number of tokens, and each of its ranges contains one of these (kernels/experts)."""
     vocab, slots = model.embed.vocab, config.scheduling.slots
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
     source = model.max_encoder_input
@@ -43,7 +42,7 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
     if compiling:
         several = slots > 1
         longest = min(config.scheduling.max_step_tokens, config.model.max_context) - 1
-        if has_experts(model) and longest > 1:
+        if _has_tiles(model, config) and longest > 1:
             for tokens in _doubled(min(config.scheduling.max_step_tokens, slots * longest)):
                 yield _step(0, layout, Sampling(), _prompts(tokens, longest))
         if longest > least:
@@ -54,8 +53,13 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
             yield _step(0, layout, Sampling(top_p=0.9), (least, least), source)
         if source and longest > least:  # a reply may begin with several tokens, unlike in the steps above
             yield _step(0, layout, Sampling(), (least + 1,), 1)
-    used = slots if compiling and has_experts(model) else min(slots, 2)
+    used = slots if compiling and _has_tiles(model, config) else min(slots, 2)
     yield StepPlan(0, (), tuple(range(used)), ())
+
+
+def _has_tiles(model: Model, config: EngineConfig) -> bool:
+    """Return whether kernels divide the tokens of a step into tiles."""
+    return has_experts(model) or bool(config.adapters) or config.adapter_loading.max_active is not None
 
 
 def _doubled(most: int) -> Iterator[int]:
@@ -73,9 +77,10 @@ def _prompts(tokens: int, longest: int) -> tuple[int, ...]:
 def warm_prompts(layout: Layout, model: Model, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
     """Yield the warm-up steps of a pooling model: a prompt of one token and, if kernels are compiled on first use, a
     long
-    one, each with both kinds of tasks. For a model with experts, every power of two of tokens, as in `warm_steps`."""
+    one, each with both kinds of tasks. For a model with experts or adapters, every power of two of tokens, as in
+    `warm_steps`."""
     longest = min(config.scheduling.max_step_tokens, config.model.max_context)
-    several = (1, *_doubled(longest)) if has_experts(model) else (1, longest)
+    several = (1, *_doubled(longest)) if _has_tiles(model, config) else (1, longest)
     counts = several if compiling else (1,)
     for step, (count, task) in enumerate(product(counts, _POOLED if compiling else _POOLED[:1])):
         plan = _step(step, layout, Sampling(), (count,))
