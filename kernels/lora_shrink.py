@@ -1,12 +1,12 @@
-"""First product of LoRA adapters, each row by the matrix of its own group: u[p] = x[p // pairs_per_row] A[group of p].
+"""First product of LoRA adapters: u[p] = x[p // pairs_per_row] A[group of p].
 
-A group is an adapter, or an adapter and an expert. p is a row, or a pair of a row and an expert. `pairs` and `tiles` are
-a schedule of the groups (experts/schedule.py); rows without an adapter have a group beyond the last matrix, and their
-products are 0. The inputs are divided into parts of SPLIT, so that a step of few rows has enough programs. The parts of
-a sum are kept apart, and lora_expand.py adds them up in order.
+A group is an adapter, or an adapter and an expert. p is a row, or a pair of a row and an expert. `pairs` and `tiles`
+are a schedule of the groups (experts/schedule.py); rows without an adapter have a group beyond the last matrix, and
+their products are 0. The inputs are divided into parts of SPLIT, so that a step of few rows has enough programs. The
+parts of a sum are kept apart, and lora_expand.py adds them up in order.
 
-As in experts/matmul.py, the columns of A take the rows of a matrix instruction and the pairs its columns, and inputs are
-added up in order, STEP at a time. The sums of a pair therefore do not depend on the other pairs.
+As in experts/matmul.py, the columns of A take the rows of a matrix instruction and the pairs its columns, and inputs
+are added up in order, STEP at a time. The sums of a pair therefore do not depend on the other pairs.
 """
 
 from collections.abc import Callable
@@ -184,9 +184,7 @@ LORA_SHRINK = Op(
         Case("wide", {"tokens": 140, "groups": 2, "inputs": 66, "columns": 80}),
         Case("experts", {"tokens": 6, "groups": 12, "inputs": 40, "columns": 16, "top_k": 3}),
         Case("empty", {"tokens": 0, "groups": 2, "inputs": 32, "columns": 16}),
-        *(
-            _served("8-adapters-qkv", tokens, groups=8, inputs=4096, columns=48) for tokens in (1, 32, 256, 4096)
-        ),
+        *(_served("8-adapters-qkv", tokens, groups=8, inputs=4096, columns=48) for tokens in (1, 32, 256, 4096)),
         _served("8-adapters-down", 32, groups=8, inputs=14336, columns=16),
         _served("128-experts", 32, groups=256, inputs=2048, columns=32, top_k=8),
     ),

@@ -248,6 +248,13 @@ class _Run:
         assert self.step.adapters is not None, "a step of a model with adapters has the adapter of each token"
         return AdapterRows.of(self.step.adapters[:, None], self.adapters.num_adapters)
 
+    def adapter_pairs(self, chosen: Value, num_experts: int) -> AdapterRows:
+        """Return the pairs of a layer's experts by adapter and expert."""
+        assert self.step.adapters is not None, "a step of a model with adapters has the adapter of each token"
+        groups = self.adapters.num_adapters * num_experts
+        of_pairs = self.step.adapters[:, None] * num_experts + self[chosen].expert_ids
+        return AdapterRows.of(of_pairs.clamp_(max=groups), groups)
+
     @property
     def state_rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows as recurrent operations receive them (kernels/recurrent/common.py)."""
@@ -534,7 +541,10 @@ def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     k = op.top_k if op.gathered else 1
     bias = None if run.weights.matrix(op.matrices[0]).own_bias is None else stack.biases
     scales = None if op.weights is None else run[op.weights]
-    run[op.y] = EXPERT_MATMUL(run[op.x], stack.whole, routes.pairs, routes.tiles, k, routes.rows, bias, scales)
+    y = EXPERT_MATMUL(run[op.x], stack.whole, routes.pairs, routes.tiles, k, routes.rows, bias, scales)
+    if (lora := run.adapters.layer(op.stack)) is not None:
+        lora.add_routed(run[op.x], y, run.adapter_pairs(op.chosen, lora.num_experts), k, scales)
+    run[op.y] = y
 
 
 def _combine(op: Combine, run: _Run) -> None:

@@ -25,7 +25,14 @@ from engine.layers.reference import ReferenceExecutor
 from engine.layers.states import LayerStates
 from engine.layers.tower import TowerModel
 from engine.layers.vocabulary import Vocabulary
-from engine.lowering.adapters import adapter_stacks, adapters_problem, check_ranks, fitted_adapters, slot_stacks
+from engine.lowering.adapters import (
+    adapter_stacks,
+    adapters_problem,
+    check_groups,
+    check_ranks,
+    fitted_adapters,
+    slot_stacks,
+)
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.lowering.lower import lower
 from engine.models.adapters import Adapter
@@ -129,6 +136,8 @@ class TextModel:
         fitted = fitted_adapters(self.model, adapters)
         stacks = adapter_stacks(self.program, fitted, self._world.size)
         fused = self.target.executor == "triton"
+        if fused:
+            check_groups(stacks)
         self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device, fused=fused)
         self._reference.adapters = self.adapters
 
@@ -144,6 +153,8 @@ class TextModel:
         fitted = fitted_adapters(self.model, adapters)
         stacks = slot_stacks(self.program, num_slots, max_rank, self._world.size)
         fused = self.target.executor == "triton"
+        if fused:
+            check_groups(stacks)
         empty = empty_adapters(stacks, self._world, self.dtype, self.device, fused=fused)
         self.adapters = self._reference.adapters = empty
         return AdapterSlots(self.model, stacks, self.adapters, self._world, self.dtype, fitted)

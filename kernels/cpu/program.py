@@ -338,9 +338,7 @@ def lora_experts(
     # `lora` reads the sizes of u alone, and a pair's u is in the memory of its thread.
     nowhere = x.new_empty(0, a.shape[3])
     shrink, expand = lora(a.flatten(0, 1), b.flatten(0, 1), ranks.flatten(0, 1), pieces, x, y, nowhere)
-    made = LoraExperts(
-        shrink=shrink, expand=expand, scales=_at(scales), count=a.shape[1], k=k, gathered=gathered
-    )
+    made = LoraExperts(shrink=shrink, expand=expand, scales=_at(scales), count=a.shape[1], k=k, gathered=gathered)
     made.keep_alive = expand.keep_alive, scales
     return made
 
