@@ -7,6 +7,7 @@ from typing import Any, cast
 from engine.api.config import WeightBits
 from engine.formats.load_time import load_formats
 from engine.kv.layout import page_shape
+from engine.lowering.adapters import adapter_groups
 from engine.lowering.lower import lower
 from engine.lowering.measures import torch_parts
 from engine.models.checkpoint import Checkpoint

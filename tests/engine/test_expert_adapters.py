@@ -1,4 +1,5 @@
-"""LoRA adapters of routed experts: stacked in one parameter, and as modules of single experts, equal to merged weights."""
+"""LoRA adapters of routed experts, stacked in one parameter and as modules of single experts: equal to merged
+weights."""
 
 import copy
 from collections.abc import Sequence
