@@ -47,7 +47,6 @@ from kernels.jit import recorded
 from kernels.report import OpLaunch, Source, add_options, report
 from kernels.tools.aot import Target
 
-
 NO_SLOTS = AdapterLoadingConfig()
 
 
