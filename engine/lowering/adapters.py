@@ -22,6 +22,7 @@ from engine.models.ranks import share_of
 from engine.models.sources import expert_parameters, join, sources
 
 COLUMNS = 16  # columns of A are padded to a multiple, the widest vector of the compiled kernels
+PART_INPUTS = 1024  # inputs of a part of the sums x A in Triton kernels (kernels/lora_shrink.py)
 MOST_GROUPS = 2047  # adapters, or pairs of an adapter and an expert, that Triton kernels support
 NESTED_ROOTS = ("", "model", "transformer", "model.language_model", "language_model.model", "language_model")
 
@@ -41,6 +42,7 @@ class Projection:
     name: str
     matrices: tuple[Matrix, ...]  # of each expert, or one
     routed: bool
+    pairs: int = 1  # rows of a token: the experts that it takes
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -209,6 +211,12 @@ def widest_columns(stacks: Sequence[AdapterStack]) -> int:
     return max((stack.columns for stack in stacks if not stack.routed), default=0)
 
 
+def widest_parts(stacks: Sequence[AdapterStack]) -> int:
+    """Return the most float32 numbers per token of x A in Triton kernels, which keep the parts of a sum."""
+    sizes = (stack.projection.pairs * -(-stack.inputs // PART_INPUTS) * stack.columns for stack in stacks)
+    return max(sizes, default=0)
+
+
 def _share(units: int, ranks: int) -> int:
     found = share_of(units, 0, ranks)
     assert found is not None, "the ranks of a program divide its rows"
@@ -220,8 +228,8 @@ def _projections(program: Program) -> Iterator[Projection]:
         match op:
             case Linear(fp32=False, weight=weight):
                 yield Projection(weight.name, (weight,), routed=False)
-            case ExpertLinear(matrices=matrices):
-                yield Projection(op.stack, matrices, routed=True)
+            case ExpertLinear(matrices=matrices, top_k=top_k):
+                yield Projection(op.stack, matrices, routed=True, pairs=top_k)
 
 
 def _refused(program: Program) -> Iterator[tuple[str, str]]:

@@ -70,13 +70,15 @@ static void lora_expand_row(const LoraExpand& op, int64_t token, const Step& ste
     if (adapter >= 0) lora_expand(op, adapter, op.u + token * op.u_stride, op.y + token * op.y_stride);
 }
 
-// The pairs of one token's number; they may belong to other tokens, because pairs are sorted by expert.
+// The rows that the next operation on rows reads for this token: Activate, after the first linear, the places with the
+// token's number, which have pairs of other tokens, because pairs are sorted by expert; Combine the token's own pairs.
 static void lora_experts_row(const LoraExperts& op, int64_t token, const Step& step, const experts::Order& order,
                              Scratch& scratch) {
     const LoraShrink& shrink = op.shrink;
     float* u = at_least(scratch.low_rank, size_t(shrink.columns));
-    for (int64_t place = token * op.k; place < (token + 1) * op.k; place++) {
-        const int64_t pair = order.pair[size_t(place)], adapter = adapter_of(step, pair / op.k);
+    for (int64_t at = token * op.k; at < (token + 1) * op.k; at++) {
+        const int64_t place = op.gathered ? at : order.place[size_t(at)], pair = order.pair[size_t(place)];
+        const int64_t adapter = adapter_of(step, pair / op.k);
         if (adapter < 0) continue;
         const int64_t group = adapter * op.count + order.owner[size_t(place)];
         const int32_t* ranks = op.expand.ranks + group * op.expand.sources;
