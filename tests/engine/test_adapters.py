@@ -245,6 +245,22 @@ def test_adapters_are_added_to_quantized_products(weights: str, tolerance: float
     torch.testing.assert_close(found(adapted) - found(base), right[:-1], atol=tolerance, rtol=0)
 
 
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_adapters_multiply_the_rows_before_they_are_quantized(tmp_path: Path):
+    """fp8 weights, whose rows are quantized by the norm in front of the projection if there are no adapters."""
+    sizes = {"num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    model = save(tmp_path / "base", Family(sized("Llama", **sizes), ()))
+    small = random_pairs(model, ("q_proj", "down_proj"), seed=4, size=0.1)
+    folder = write_adapter(tmp_path / "a", small)
+    options = {**ENGINE, "weights": "fp8", "head": "stored", "kernels": "triton"}
+    with LLM(tmp_path / "base", **options, adapters={"a": folder}) as llm:
+        base, adapted = llm.generate([PROMPTS[2]] * 2, [scored(""), scored("a")])
+    right = expected(model, small, PROMPTS[2]) - expected(model, {}, PROMPTS[2])
+    assert right.abs().max() > 0.12
+    torch.testing.assert_close(found(adapted) - found(base), right[:-1], atol=0.03, rtol=0)
+
+
 # A batch
 
 

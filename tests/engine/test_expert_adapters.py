@@ -45,6 +45,21 @@ FAMILIES = {
         ("q_proj",),
     ),
 }
+# Weights of the experts multiply their inputs. The parameters are [experts, inputs, outputs], which PEFT does not know.
+LLAMA4: dict[str, Any] = {
+    **{"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": EXPERTS, "num_experts_per_tok": 2},
+    **{
+        "intermediate_size": 12,
+        "intermediate_size_mlp": 44,
+        "interleave_moe_layer_step": 1,
+        "attn_temperature_tuning": False,
+    },
+    **{"attention_chunk_size": 32, "max_position_embeddings": 128, "vocab_size": 101, "hidden_size": 32},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": None, "eos_token_id": None},
+}
+FAMILIES["llama4"] = Family(
+    lambda: transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**LLAMA4)), ("q_proj", "o_proj")
+)
 NAMES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -93,7 +108,7 @@ def test_modules_of_single_experts_equal_merged_weights_in_slots(kernels: str, t
     """An adapter whose experts are modules, and the same change stacked, one after the other in the same slot."""
     if kernels == "triton":
         pytest.importorskip("triton")
-    model = save(tmp_path / "base", FAMILIES["qwen3"])
+    model = save(tmp_path / "base", Family(sized("Qwen3Moe", **MOE, num_hidden_layers=1), ()))
     pairs = stacked_pairs(model, 3, seed=4)
     each = of_each_expert(pairs, EXPERTS, NAMES)
     each = {name: (a.roll(len(name), 0), b) for name, (a, b) in each.items()}  # gate and up have different A
@@ -104,10 +119,10 @@ def test_modules_of_single_experts_equal_merged_weights_in_slots(kernels: str, t
     with LLM(tmp_path / "base", **ENGINE, kernels=kernels, threads=2, max_active=1, max_rank=4) as llm:
         for name, single, stacked in (("each", each, {}), ("some", some, {}), ("stacked", {}, pairs)):
             llm.load_adapter(name, tmp_path / name)
-            (generation,) = llm.generate([PROMPTS[1]], scored(name))
+            (generation,) = llm.generate([PROMPTS[2]], scored(name))
             changed = copy.deepcopy(model)
             merge_single_experts(changed, single, NAMES, 2.0)
-            expected = merged(changed, stacked, {}, PROMPTS[1])
+            expected = merged(changed, stacked, {}, PROMPTS[2])
             torch.testing.assert_close(found(generation), expected[:-1], atol=1e-4, rtol=0)
 
 
