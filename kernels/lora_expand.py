@@ -155,7 +155,7 @@ def _inputs(
     rows: int | None = None,
     beside: int = 0,
 ) -> Args:
-    """sizes: outputs of each source. beside: outputs before and after them that no adapter changes."""
+    """sizes: outputs of each source. beside: number of outputs before and after them that adapters do not change."""
     pairs, tiles, rows = drawn_schedule(make, tokens, groups, top_k, rows)
     columns = -(-rank * len(sizes) // 16) * 16
     starts = [beside + sum(sizes[:at]) for at in range(len(sizes))]

@@ -1,5 +1,6 @@
-"""LoRA adapter of each token of a step: that of the request in the row's slot. `none` stands for no adapter, and for
-padding. Rows and padding are as in kernels/step_inputs.py.
+"""LoRA adapter of each token of a step, read from the table of requests by the slot of its row.
+
+Tokens without an adapter, and padding, get `none`. Rows and padding are as in kernels/step_inputs.py.
 """
 
 import torch

@@ -244,7 +244,7 @@ class _Run:
 
     @cached_property
     def adapter_rows(self) -> AdapterRows:
-        """Rows of the step by adapter. The same for all projections."""
+        """Rows of the step by adapter, for all projections."""
         assert self.step.adapters is not None, "a step of a model with adapters has the adapter of each token"
         return AdapterRows.of(self.step.adapters[:, None], self.adapters.num_adapters)
 

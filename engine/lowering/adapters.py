@@ -37,7 +37,7 @@ class FittedAdapter:
 
 @dataclass(frozen=True)
 class Projection:
-    """A projection that adapters may change, or those of all routed experts of a layer."""
+    """A projection that adapters may change, or a projection of every routed expert of a layer."""
 
     name: str
     matrices: tuple[Matrix, ...]  # of each expert, or one

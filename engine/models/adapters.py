@@ -190,7 +190,7 @@ def _reason(name: str) -> str:
 def _low_rank(
     module: str, sides: Mapping[str, TensorInfo], config: Mapping[str, Any], folder: Path
 ) -> tuple[str, LowRank]:
-    """Return the matrices of a module and its name, or that of a parameter."""
+    """Return the name of a module or parameter, and its matrices."""
     file = folder / WEIGHTS
     module, stacked = _target(module, config, folder)
     for side in "AB":

@@ -33,7 +33,7 @@ def test_rows_of_the_largest_group_are_computed() -> None:
 
 
 def test_a_slot_without_an_adapter_changes_nothing() -> None:
-    """The matrices of a slot may be those of an adapter that has left it; its rank is 0."""
+    """A slot keeps the matrices of an adapter that has left it, and its rank is 0."""
     pairs, tiles = EXPERT_SCHEDULE.reference(torch.tensor([[0], [1]], dtype=torch.int32), 3, 16)
     spans = torch.tensor([[0, 4, 0]], dtype=torch.int32)
     ranks, y = torch.tensor([[0], [1]], dtype=torch.int32), torch.zeros(2, 4)

@@ -19,7 +19,7 @@ def test_pairs_get_the_product_of_their_adapter_and_expert(gathered: bool):
     a = torch.randn(ADAPTERS, EXPERTS, 7, 16, generator=made)
     b = torch.randn(ADAPTERS, EXPERTS, RANK, 9, generator=made)
     ranks = torch.full((ADAPTERS, EXPERTS, 2), RANK, dtype=torch.int32)
-    ranks[1, 2, 0] = 0
+    ranks[1, 2, 0], b[1, 2, :, :5] = 0, 0.0
     layer = LoraLayer(a, b, ranks, PIECES, torch.tensor(spans_of(PIECES), dtype=torch.int32))
     adapters = torch.tensor([ADAPTERS, 0, 1, 1, 0], dtype=torch.int32)
     experts = torch.tensor([[0, 1], [2, 0], [2, 1], [0, 2], [1, 2]], dtype=torch.int32)
