@@ -22,6 +22,8 @@ from kernels.integer_matmul import INTEGER_MATMUL
 from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
+from kernels.lora_expand import LORA_EXPAND
+from kernels.lora_shrink import LORA_SHRINK
 from kernels.op import Op
 from kernels.pool_end import POOL_END
 from kernels.pool_rows import POOL_ROWS
@@ -43,6 +45,7 @@ from kernels.sampling.penalties import PENALTIES
 from kernels.sampling.sample import SAMPLE
 from kernels.sampling.token_mask import TOKEN_MASK
 from kernels.sampling.top_logprobs import TOP_LOGPROBS
+from kernels.step_adapters import STEP_ADAPTERS
 from kernels.step_inputs import NEXT_TOKENS, STAGED_WRITES, STEP_INPUTS
 from kernels.step_segments import STEP_SEGMENTS
 
@@ -50,6 +53,7 @@ OPS: tuple[Op, ...] = (
     STAGED_WRITES,
     STEP_INPUTS,
     STEP_SEGMENTS,
+    STEP_ADAPTERS,
     CROSS_ATTENTION_INPUTS,
     EMBEDDING,
     RMS_NORM,
@@ -69,6 +73,8 @@ OPS: tuple[Op, ...] = (
     FP8_MATMUL,
     INTEGER_MATMUL,
     QUANTIZE_ROWS,
+    LORA_SHRINK,
+    LORA_EXPAND,
     ACTIVATION,
     ACTIVATION_QUANTIZED,
     CAUSAL_CONV,

@@ -7,6 +7,7 @@ from typing import Any, cast
 from engine.api.config import WeightBits
 from engine.formats.load_time import load_formats
 from engine.kv.layout import page_shape
+from engine.lowering.adapters import adapter_groups
 from engine.lowering.lower import lower
 from engine.lowering.measures import torch_parts
 from engine.models.checkpoint import Checkpoint
@@ -63,7 +64,7 @@ class ModelFacts:
     acausal_alibi: bool = False  # True: bidirectional attention or cross-attention has ALiBi
     wrong_chunks: bool = False  # True: chunks or scaled queries where no executor supports them
     pages: tuple[tuple[int, int], ...] = ((8, 64),)  # distinct pairs of KV head count and head size
-    adapters: int = 0  # number of LoRA adapters
+    adapter_groups: int = 0  # number of LoRA adapters, or of pairs of an adapter and an expert that adapters change
     latent: int = 0  # elements of the latents of multi-head latent attention; 0 without it
 
 
@@ -104,7 +105,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         wrong_chunks=any(not part.supported_limits for part in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
         pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in parts)),
-        adapters=len(checkpoint.adapters) or (checkpoint.adapter_slots or (0,))[0],
+        adapter_groups=adapter_groups(model, checkpoint.adapters, checkpoint.adapter_slots),
         latent=max((part.kv_lora_rank for part in parts if isinstance(part, LatentAttention)), default=0),
     )
 

@@ -1,6 +1,7 @@
 """Rules for devices, kernels and the activation types that they support."""
 
 from appliance.constraints.rule import TORCH, TRITON, Facts, Rule, View, is_compiled
+from engine.lowering.adapters import MOST_GROUPS
 from kernels.cpu.library import BF16_VARIANTS
 
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # head sizes that the GPU attention kernels support
@@ -58,14 +59,14 @@ RULES = (
     Rule(
         name="triton-adapters",
         keys=("kernels",),
-        facts=("model.adapters",),
-        holds=lambda view: view.kernels != TRITON or not view.facts.model.adapters,
-        text="Triton kernels do not support LoRA adapters",
+        facts=("model.adapter_groups",),
+        holds=lambda view: view.kernels != TRITON or view.facts.model.adapter_groups <= MOST_GROUPS,
+        text=f"Triton kernels support up to {MOST_GROUPS:,} pairs of a LoRA adapter and a routed expert",
         because=lambda facts: (
-            f"the manifest has {facts.model.adapters} LoRA adapters, which Triton kernels do not support: set "
-            "hardware.kernels to torch, or hardware.device to cpu"
+            f"the LoRA adapters (or slots for them) and the experts of a layer form {facts.model.adapter_groups:,} "
+            f"pairs, and Triton kernels support up to {MOST_GROUPS:,}: use fewer adapters, lower "
+            "adapter_loading.max_active, or set hardware.kernels to torch"
         ),
-        chosen=True,
     ),
     Rule(
         name="triton-capability",

@@ -21,6 +21,7 @@ from appliance.planning.workspace import (
     graphs,
     logits_bytes,
     low_rank_buffer,
+    low_rank_parts,
     pinned_bytes,
     tables,
     workspace,
@@ -37,6 +38,7 @@ from engine.lowering.adapters import (
     slot_holdings,
     slot_stacks,
     widest_columns,
+    widest_parts,
 )
 from engine.lowering.footprint import (
     Holder,
@@ -125,6 +127,7 @@ class MemoryBudget:
             max_context=context,
             pooled=pooled,
             sources=self.model.encoder is not None,
+            adapters=self.view.facts.model.adapter_groups > 0,
         )
 
     def scores(self, context: int) -> tuple[Step, ...]:
@@ -189,8 +192,9 @@ def measure(
         fixed = (*fixed, product(STATES, slots, state_layout(model, view.tensor).slot_bytes))
     if mapped := max(map(mapped_bytes, ranks)):
         fixed = (*fixed, Step("weights mapped from the checkpoint file", number(mapped), mapped))
-    if compiled and (stacks := _adapter_stacks(checkpoint, view)):
-        fixed = (*fixed, low_rank_buffer(size, widest_columns(stacks)))
+    if (compiled or view.kernels == TRITON) and (stacks := _adapter_stacks(checkpoint, view)):
+        own = low_rank_buffer(size, widest_columns(stacks)) if compiled else low_rank_parts(size, widest_parts(stacks))
+        fixed = (*fixed, own)
     if checkpoint.adapter_slots is not None and view.device == "cpu":
         cache = manifest.adapter_loading.host_cache
         fixed = (*fixed, Step("adapters in the host cache", number(cache), cache))

@@ -157,6 +157,11 @@ def low_rank_buffer(size: StepSize, columns: int) -> Step:
     return product(f"{BUFFER} low_rank_of_adapters (tokens × width)", max(size.tokens, LEAST_TOKENS), columns, 4)
 
 
+def low_rank_parts(size: StepSize, floats: int) -> Step:
+    """Return the products with the first matrices of LoRA adapters in Triton kernels. floats: per token."""
+    return product("products of adapters (tokens × width)", size.tokens, floats, 4)
+
+
 def _foreign(model: Model) -> tuple[Step, ...]:
     return () if model.foreign is None else (Step("transformers' code", number(FOREIGN_BYTES), FOREIGN_BYTES),)
 
@@ -291,10 +296,12 @@ def tables(
     max_context: int,
     pooled: Model | None = None,
     sources: bool = False,
+    adapters: bool = False,
 ) -> tuple[Step, ...]:
     """Return the request table: a token id for each position, and an entry for each block.
 
-    `pooled` is the model if GPU kernels pool its prompts. `sources` is true for a model with an encoder.
+    `pooled` is the model if GPU kernels pool its prompts. `sources` is true for a model with an encoder,
+    `adapters` for one with LoRA adapters.
     """
     width, blocks = max_context + 1, blocks_of(max_context + 1, layout.block_tokens)
     groups, slots = len(layout.groups), size.slots
@@ -312,6 +319,7 @@ def tables(
         product("rows of a step (words)", 3 * rows + _aligned(wide + 64 * slots + 4096), 4),
         *(() if pooled is None else _pooled_tables(pooled, slots)),
         *((product("lengths of encoder inputs (requests)", _aligned(slots), 4),) if sources else ()),
+        *((product("adapters (requests)", _aligned(slots), 4),) if adapters else ()),
     )
 
 

@@ -1,8 +1,8 @@
 """API keys, read from the place that the manifest names, at the start and at each reload.
 
 Each line has one key, in clear text or as `sha256:HEX`, the digest of its bytes. Optional fields after it give its name
-and limits: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes`. `#` begins a comment.
-`slipway key` creates a key and its line.
+and limits: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes
+adapters=yes`. `#` begins a comment. `slipway key` creates a key and its line.
 """
 
 import hashlib
@@ -34,6 +34,7 @@ class ApiKey:
     tokens_per_minute: int | None = None  # None: the limit of `limits.per_key`
     share: float = 1.0  # weight with `engine.scheduling.policy: fair`: engine time relative to a key with 1
     priority: bool = False  # whether its requests may have a priority below 0
+    adapters: bool = False  # whether it may load and unload LoRA adapters
 
     @property
     def owner(self) -> str:
@@ -149,4 +150,5 @@ _FIELDS: dict[str, Callable[[str, str], Any]] = {
     "tokens_per_minute": _count,
     "share": _share,
     "priority": _yes_or_no,
+    "adapters": _yes_or_no,
 }

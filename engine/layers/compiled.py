@@ -267,6 +267,9 @@ class CompiledOps:
                 scales = None if op.weights is None else values[op.weights]
                 x, y, k = values[op.x], values[op.y], op.top_k
                 yield cpu.experts(_alike(layers), biases, x, y, k, gathered=op.gathered, scales=scales)
+                if (lora := self.adapters.layer(op.stack)) is not None:
+                    own = lora.a, lora.b, lora.ranks, lora.pieces
+                    yield cpu.lora_experts(*own, x, y, k, gathered=op.gathered, scales=scales)
             case Combine():
                 yield _combine(op, values)
             case CausalConv():

@@ -9,6 +9,7 @@ step can be captured as a CUDA graph.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from engine.layers.batch import MediaRows
 from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.loaded import routing
+from engine.layers.lora import AdapterRows
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm, gated_norm_of_ranks
 from engine.layers.query_scale import query_factors
@@ -149,6 +151,7 @@ class DeviceStep:
     media: MediaRows | None = None  # None: no token is of media
     rope_deltas: Tensor | None = None  # [tokens] int32, rotary position minus position; None: both are equal
     axes: Tensor | None = None  # [tokens, 3] int32, M-RoPE positions in time, height and width; None: all `positions`
+    adapters: Tensor | None = None  # [tokens] int32, LoRA adapter of each token, their number for none
     bidirectional: Tensor | None = None  # [tokens, 2] int32, spans of tokens that see one another; None: none do
 
 
@@ -158,7 +161,7 @@ class FusedModel:
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
         self.vocabulary, self.weights = text_model.vocabulary, text_model.weights
         self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
-        self.program = text_model.program
+        self.program, self.adapters = text_model.program, text_model.adapters
         self.rope_axes = torch.tensor(self.program.rope_axes, dtype=torch.int32, device=text_model.device)
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in self.program.ropes}
         self._latent_heads = [op.heads for op in self.program.ops if isinstance(op, AttendLatent)][:1]
@@ -184,6 +187,8 @@ class FusedModel:
             return False
         if isinstance(op, Activation) and op.numbers is not None:
             return False
+        if any(self.adapters.layer(matrix.name) is not None for matrix in matrices):
+            return False  # adapters multiply the rows before quantization
         return rounding_of([self.weights.matrix(matrix) for matrix in matrices]) is not None
 
     def forward(self, step: DeviceStep) -> Tensor:
@@ -207,7 +212,7 @@ class _Run:
     """One step through the operations."""
 
     def __init__(self, model: FusedModel, step: DeviceStep) -> None:
-        self.model, self.weights, self.step = model, model.weights, step
+        self.model, self.weights, self.step, self.adapters = model, model.weights, step, model.adapters
         self.values: dict[str, Any] = {}  # Tensor, or Rounded after a Quantized
         positions, axes = (step.positions, None) if step.axes is None else (step.axes, model.rope_axes)
         if step.rope_deltas is not None:
@@ -241,6 +246,19 @@ class _Run:
     def columns(self, columns: Columns) -> Tensor:
         found: Tensor = self[columns.value]
         return found[:, columns.first : columns.first + columns.width]
+
+    @cached_property
+    def adapter_rows(self) -> AdapterRows:
+        """Rows of the step by adapter, for all projections."""
+        assert self.step.adapters is not None, "a step of a model with adapters has the adapter of each token"
+        return AdapterRows.of(self.step.adapters[:, None], self.adapters.num_adapters)
+
+    def adapter_pairs(self, chosen: Value, num_experts: int) -> AdapterRows:
+        """Return the pairs of a layer's experts by adapter and expert."""
+        assert self.step.adapters is not None, "a step of a model with adapters has the adapter of each token"
+        groups = self.adapters.num_adapters * num_experts
+        of_pairs = self.step.adapters[:, None] * num_experts + self[chosen].expert_ids
+        return AdapterRows.of(of_pairs.clamp_(max=groups), groups)
 
     @property
     def state_rows(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -347,8 +365,11 @@ def _linear(op: Linear, run: _Run) -> None:
     x = run.columns(op.x) if isinstance(op.x, Columns) else run[op.x]
     if op.fp32:
         run[op.y] = layer.in_fp32(x)
-    else:
-        run[op.y] = layer.partial_sum(x) if op.partial else layer(x)
+        return
+    y, lora = layer.partial_sum(x) if op.partial else layer.unreduced(x), run.adapters.layer(op.weight.name)
+    if lora is not None:
+        lora.add(x, y, run.adapter_rows)
+    run[op.y] = y if op.partial else layer.reduced(y)
 
 
 def _activation(op: Activation, run: _Run) -> None:
@@ -539,10 +560,13 @@ def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     rest = routes.pairs, routes.tiles, k, routes.rows, bias, scales
     if (one := stack.integers) is not None:
         numbers = one.values, one.scales, one.zeros, one.bits, one.group
-        run[op.y] = INTEGER_EXPERT_MATMUL(run[op.x], *numbers, *rest)
-        return
-    assert stack.whole is not None, "experts for fused kernels are loaded stacked"
-    run[op.y] = EXPERT_MATMUL(run[op.x], stack.whole, *rest)
+        y = INTEGER_EXPERT_MATMUL(run[op.x], *numbers, *rest)
+    else:
+        assert stack.whole is not None, "experts for fused kernels are loaded stacked"
+        y = EXPERT_MATMUL(run[op.x], stack.whole, *rest)
+    if (lora := run.adapters.layer(op.stack)) is not None:
+        lora.add_routed(run[op.x], y, run.adapter_pairs(op.chosen, lora.num_experts), k, scales)
+    run[op.y] = y
 
 
 def _combine(op: Combine, run: _Run) -> None:

@@ -245,11 +245,18 @@ class LinearLayer:
 
     def __call__(self, x: Tensor | Rounded, added: Tensor | None = None) -> Tensor:
         """added: this rank's share of a further summand, [rows, outputs]."""
+        y = self.unreduced(x)
+        return self.reduced(y if added is None else y + added)
+
+    def unreduced(self, x: Tensor | Rounded) -> Tensor:
+        """Return this rank's product before the all-reduce, with the bias if there is no all-reduce."""
+        return self.target.multiply(x, self._multiplied, None if self._reduce else self.bias)
+
+    def reduced(self, y: Tensor) -> Tensor:
+        """Complete the product of `unreduced`."""
         if not self._reduce:
-            y = self.target.multiply(x, self._multiplied, self.bias)
-            return y if added is None else y + added
-        product = self.product(x)
-        y = self.world.all_reduce(product if added is None else product + added)
+            return y
+        y = self.world.all_reduce(y)
         return y if self.bias is None else y + self.bias
 
     def product(self, x: Tensor | Rounded) -> Tensor:

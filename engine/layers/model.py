@@ -25,7 +25,14 @@ from engine.layers.reference import ReferenceExecutor
 from engine.layers.states import LayerStates
 from engine.layers.tower import TowerModel
 from engine.layers.vocabulary import Vocabulary
-from engine.lowering.adapters import adapter_stacks, adapters_problem, check_ranks, fitted_adapters, slot_stacks
+from engine.lowering.adapters import (
+    adapter_stacks,
+    adapters_problem,
+    check_groups,
+    check_ranks,
+    fitted_adapters,
+    slot_stacks,
+)
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.lowering.lower import lower
 from engine.models.adapters import Adapter
@@ -125,28 +132,31 @@ class TextModel:
     @torch.inference_mode()
     def load_adapters(self, adapters: Sequence[Adapter]) -> None:
         """Load LoRA adapters, before the weights. Rows select them by number. Raises CheckpointError for an adapter of
-        another model, ConfigError for a model or kernels without adapters."""
-        if adapters and self.target.executor == "triton":
-            raise ConfigError("adapters: Triton kernels do not support LoRA adapters; set hardware.kernels to torch")
+        another model, ConfigError for a model without adapters."""
         fitted = fitted_adapters(self.model, adapters)
         stacks = adapter_stacks(self.program, fitted, self._world.size)
-        self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device)
+        fused = self.target.executor == "triton"
+        if fused:
+            check_groups(stacks)
+        self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device, fused=fused)
         self._reference.adapters = self.adapters
 
     @torch.inference_mode()
     def reserve_adapters(self, adapters: Sequence[Adapter], num_slots: int, max_rank: int) -> AdapterSlots:
         """Allocate slots for LoRA adapters that are loaded later, before the weights. Check the first adapters. Raises
-        CheckpointError for an adapter of another model, ConfigError for a model or kernels without adapters."""
+        CheckpointError for an adapter of another model, ConfigError for a model without adapters."""
         problem = adapters_problem(self.model)
-        if self.target.executor == "triton":
-            problem = "Triton kernels do not support LoRA adapters; set hardware.kernels to torch"
         if problem is not None:
             raise ConfigError(f"adapter_loading: {problem}")
         for adapter in adapters:
             check_ranks(adapter, max_rank)
         fitted = fitted_adapters(self.model, adapters)
         stacks = slot_stacks(self.program, num_slots, max_rank, self._world.size)
-        self.adapters = self._reference.adapters = empty_adapters(stacks, self._world, self.dtype, self.device)
+        fused = self.target.executor == "triton"
+        if fused:
+            check_groups(stacks)
+        empty = empty_adapters(stacks, self._world, self.dtype, self.device, fused=fused)
+        self.adapters = self._reference.adapters = empty
         return AdapterSlots(self.model, stacks, self.adapters, self._world, self.dtype, fitted)
 
     @torch.inference_mode()

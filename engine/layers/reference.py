@@ -364,6 +364,7 @@ def _scale_routes(op: ScaleRoutes, run: Run) -> None:
 def _expert_linear(op: ExpertLinear, run: Run) -> None:
     """Multiply the pairs of each expert together."""
     x, chosen = run[op.x], run[op.chosen].flatten()
+    lora = None if run.adapters is None else run.loaded.layer(op.stack)
     y: Tensor | None = None
     for number, matrix in enumerate(op.matrices):
         pairs = (chosen == number).nonzero().flatten()
@@ -372,6 +373,8 @@ def _expert_linear(op: ExpertLinear, run: Run) -> None:
             if op.weights is not None:
                 rows = (rows * run[op.weights].flatten()[pairs, None]).to(x.dtype)
             product = run.weights.matrix(matrix).partial_sum(rows)
+            if lora is not None and run.adapters is not None:
+                product = product + lora.of_expert(number).delta(rows, run.adapters[pairs // op.top_k])
             y = product.new_empty(len(chosen), product.shape[1]) if y is None else y
             y[pairs] = product
     run[op.y] = x.new_empty(0, op.y.width) if y is None else y

@@ -2,7 +2,12 @@
 header of adapter_model.safetensors.
 
 A module W of the model becomes W + s · B A, with A of [rank, inputs], B of [outputs, rank], and s = alpha / rank, or
-alpha / √rank with use_rslora. Source: peft/tuners/lora (config.py, layer.py) and peft/utils/save_and_load.py.
+alpha / √rank with use_rslora. A parameter with the matrices of all experts (target_parameters) has A of all experts
+one after another, [experts · rank, inputs], and B of [outputs, rank · experts], in which the columns of an expert are
+`experts` apart. The wrappers of several parameters of a module are nested: the last parameter is the outermost one, and
+the names of the others have base_layer.
+
+Source: peft/tuners/lora (config.py, layer.py), peft/utils/save_and_load.py.
 """
 
 import math
@@ -29,23 +34,51 @@ _EMPTY: tuple[tuple[str, str], ...] = (
     ("trainable_token_indices", "trained rows of the embedding; merge the adapter into the checkpoint"),
     ("layer_replication", "a model with repeated layers; merge the adapter into the checkpoint"),
     ("alora_invocation_tokens", "an activated LoRA; train a plain one"),
-    ("target_parameters", "adapters of parameters, such as stacked experts; merge the adapter into the checkpoint"),
     ("corda_config", "a changed base model; convert the adapter to plain LoRA with PEFT"),
     ("arrow_config", "a router of adapters; serve the adapters one by one"),
 )
 
 
+# Parameters with the matrices of all experts, in the order in which modules have them.
+EXPERT_PARAMETERS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class ExpertSlice:
+    """The place of one projection of one expert in the matrices of all experts."""
+
+    expert: int
+    first: int  # output of the parameter that is the first one of the projection
+    outputs: int
+    swapped: bool  # A and B have changed places, as PEFT before 0.19 saves them
+
+
 @dataclass(frozen=True)
 class LowRank:
-    """The two matrices of one module of an adapter."""
+    """The two matrices of one module of an adapter, or of all experts of a layer."""
 
     a: TensorInfo  # [rank, inputs]
     b: TensorInfo  # [outputs, rank]
     scale: float  # of B A
+    experts: int | None = None  # number of experts whose matrices are in the tensors; None: it is one module
+    own: ExpertSlice | None = None  # of one expert
 
     @property
     def rank(self) -> int:
-        return self.a.shape[0]
+        return self.a.shape[0] // (self.experts or 1)
+
+    @property
+    def inputs(self) -> int:
+        return self.b.shape[0] if self.own is not None and self.own.swapped else self.a.shape[1]
+
+    @property
+    def outputs(self) -> int:
+        return self.own.outputs if self.own is not None else self.b.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the two matrices in the file, all experts' if they are together."""
+        return self.a.bytes + self.b.bytes
 
 
 @dataclass(frozen=True)
@@ -55,7 +88,7 @@ class Adapter:
     name: str  # by which requests select it
     path: Path
     base: str  # base_model_name_or_path, "" if it is not set
-    modules: Mapping[str, LowRank]  # by the module's name in the base model
+    modules: Mapping[str, LowRank]  # by the name in the base model of the module, or of the parameter of all experts
     targets: tuple[str, ...]  # target_modules, if it is a list of names
     layers: tuple[int, ...] | None  # layers_to_transform; None: all
 
@@ -88,7 +121,7 @@ def read_adapter(name: str, folder: Path) -> Adapter:
         name=name,
         path=folder,
         base=str(config.get("base_model_name_or_path") or ""),
-        modules={module: _low_rank(module, sides, config, folder) for module, sides in tensors.items()},
+        modules=dict(_low_rank(module, sides, config, folder) for module, sides in tensors.items()),
         targets=tuple(map(str, targets)) if listed and targets else (),
         layers=layers,
     )
@@ -154,20 +187,52 @@ def _reason(name: str) -> str:
     return "whole modules are not supported (modules_to_save), merge the adapter into the checkpoint"
 
 
-def _low_rank(module: str, sides: Mapping[str, TensorInfo], config: Mapping[str, Any], folder: Path) -> LowRank:
+def _low_rank(
+    module: str, sides: Mapping[str, TensorInfo], config: Mapping[str, Any], folder: Path
+) -> tuple[str, LowRank]:
+    """Return the name of a module or parameter, and its matrices."""
     file = folder / WEIGHTS
+    module, stacked = _target(module, config, folder)
     for side in "AB":
         if side not in sides:
             raise CheckpointError(f"{file}: lacks lora_{side} of {module}; save the adapter again")
     a, b = sides["A"], sides["B"]
     rank = _number(config, "r", "rank_pattern", module, folder / CONFIG)
     alpha = _number(config, "lora_alpha", "alpha_pattern", module, folder / CONFIG)
-    if a.shape[0] != rank or b.shape[1] != rank:
+    experts = a.shape[0] // int(rank) if stacked else 1
+    if a.shape[0] != experts * rank or b.shape[1] != experts * rank:
         raise CheckpointError(
             f"{file}: lora_A of {module} has shape {list(a.shape)} and lora_B {list(b.shape)}, but {CONFIG} implies "
             f"rank {rank:g}"
         )
-    return LowRank(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return module, LowRank(a, b, scale, experts if stacked else None)
+
+
+def _target(module: str, config: Mapping[str, Any], folder: Path) -> tuple[str, bool]:
+    """Return the name of a module, or of the parameter that its wrapper adapts, and whether the parameter has the
+    matrices of all experts."""
+    wanted = config.get("target_parameters") or []
+    if not isinstance(wanted, list):
+        raise CheckpointError(f"{folder / CONFIG}: target_parameters must be a list of names")
+    own = module
+    while own.endswith(".base_layer"):
+        own = own.removesuffix(".base_layer")
+    depth = (len(module) - len(own)) // len(".base_layer")
+    found = {name.rpartition(".")[2] for name in map(str, wanted) if _ends_with(own, name.rpartition(".")[0])}
+    if not found or found == {"weight"}:
+        return module, False
+    parameters = [name for name in EXPERT_PARAMETERS if name in found]
+    if len(parameters) < len(found) or depth >= len(parameters):
+        raise CheckpointError(
+            f"{folder / CONFIG}: target_parameters has {', '.join(sorted(found))} of {own}; supported are "
+            f"{', '.join(EXPERT_PARAMETERS)}, each with its tensors. Merge the adapter into the checkpoint"
+        )
+    return f"{own}.{parameters[-1 - depth]}", True
+
+
+def _ends_with(module: str, name: str) -> bool:
+    return not name or module == name or module.endswith(f".{name}")
 
 
 def _number(config: Mapping[str, Any], key: str, pattern_key: str, module: str, file: Path) -> float:

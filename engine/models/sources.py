@@ -50,6 +50,7 @@ from engine.models.parts import (
 Shapes = dict[str, tuple[int, ...]]
 ACT_FN = "act_fn"  # path of the numbers of an activation in an MLP
 XIELU_NUMBERS: Shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+EXPERT_MODULES = ("mlp", "block_sparse_moe", "feed_forward")  # modules of transformers that have experts
 
 
 def join(*names: str) -> str:
@@ -670,6 +671,26 @@ def expert_stacks(model: Model, names: Iterable[str]) -> Iterator[ExpertStack]:
             for last in last_names[paths[0]]:
                 name, turned = body.stacked.name(source, last), body.stacked.transposed and last == "weight"
                 yield ExpertStack(join(inside, name), tuple(join(one, last) for one in paths), turned)
+
+
+def expert_parameters(model: Model) -> dict[str, tuple[tuple[str, int, int], ...]]:
+    """Return the parameters in which transformers has a projection of all experts of a layer, each with its projections
+    of every expert: (path, first output, number of outputs)."""
+    found = {}
+    for path, body in _placed_bodies(model):
+        if not isinstance(body, Experts):
+            continue
+        inside, mlps, inner = join(path, body.name), routed_mlps(body), body.intermediate_size
+        whole = {"down_proj": [(body.down, 0, body.hidden)], "up_proj": [(body.up, 0, inner)]}
+        if body.gate is not None:
+            fused = body.gate == body.up
+            halves = [(body.up, 0, 2 * inner)] if fused else [(body.gate, 0, inner), (body.up, inner, inner)]
+            whole = {"down_proj": whole["down_proj"], "gate_up_proj": halves}
+        for parameter, pieces in whole.items():
+            each = tuple((join(inside, mlp.name, name), first, size) for mlp in mlps for name, first, size in pieces)
+            for name in dict.fromkeys((body.name, *EXPERT_MODULES)):
+                found[join(path, name, "experts", parameter)] = each
+    return found
 
 
 def stacked_paths(model: Model) -> frozenset[str]:

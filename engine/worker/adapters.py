@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -117,10 +118,9 @@ class AdapterStore:
 
     def _entries(self, fitted: FittedAdapter) -> Entries:
         tensors, slots = tensors_of(fitted), self._slots
+        read = lru_cache(maxsize=2)(read_tensor)  # A and B of all experts are in two tensors, which each expert reads
         with torch.inference_mode():
-            return prepare_entries(
-                fitted, slots.stacks, lambda name: read_tensor(tensors[name]), slots.world, slots.dtype
-            )
+            return prepare_entries(fitted, slots.stacks, lambda name: read(tensors[name]), slots.world, slots.dtype)
 
     def _insert(self, version: int, entries: Entries) -> None:
         self._cache[version] = entries

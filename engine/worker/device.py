@@ -84,7 +84,8 @@ class DeviceRunner:
         self._host, self._table = table, device_table
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
         self._states, self._media = states, media
-        self._steps = StagedSteps(device_table, self._upload, layout, pages, () if states is None else states.layers)
+        own = () if states is None else states.layers
+        self._steps = StagedSteps(device_table, self._upload, layout, pages, own, model.adapters.num_adapters)
         self._sampler = DeviceSampler(model.vocabulary.part.vocab, pages.device)
         self._results = Results(pages.device)
         self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, recorder)

@@ -73,6 +73,7 @@ def device_parts(
         segments=0 if embed.segments is None else embed.segments.count,
         encoder_decoder=checkpoint.model.encoder is not None,
         rope_deltas=bool(text_model.program.rope_axes),
+        adapters=text_model.adapters.num_adapters > 0,
     )
     pooler = None
     if text_model.pooler is not None:
@@ -164,4 +165,5 @@ def _prompts(layout: Layout, pages: Tensor, tokens: int, longest: int) -> Device
         singles=1 in lengths,
         spans=lengths[0] > 1,
         segments=zeros,
+        adapters=zeros,
     )

@@ -13,6 +13,7 @@ from engine.worker.device_table import DeviceTable, StepUpload, aligned
 from engine.worker.media import NO_MEDIA, StepMedia
 from engine.worker.rows import EncoderInputs
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
+from kernels.step_adapters import STEP_ADAPTERS
 from kernels.step_inputs import STEP_INPUTS
 from kernels.step_segments import STEP_SEGMENTS
 
@@ -24,6 +25,7 @@ class StagedSteps:
     layout: Layout
     pages: Tensor
     states: LayerStates = ()
+    num_adapters: int = 0  # LoRA adapters of the model, or slots for them
 
     def step(
         self,
@@ -85,6 +87,9 @@ class StagedSteps:
         segments = None
         if table.segments is not None:
             segments = STEP_SEGMENTS(table.segments, slot, first, query_start, tokens)
+        adapters = None
+        if table.adapters is not None:
+            adapters = STEP_ADAPTERS(table.adapters, slot, query_start, tokens, self.num_adapters)
         return DeviceStep(
             ids=ids,
             positions=positions,
@@ -100,6 +105,7 @@ class StagedSteps:
             singles=singles,
             spans=spans,
             segments=segments,
+            adapters=adapters,
         )
 
 

@@ -36,7 +36,8 @@ class DeviceTable:
     columns: sampling parameters.
     segments: [slots, segments - 1], first positions of all segments but the first; None without segment embeddings.
     sources: [slots], length of the encoder input; None without an encoder.
-    rope_deltas: [slots], rotary position of the reply's tokens minus their position; None without M-RoPE."""
+    rope_deltas: [slots], rotary position of the reply's tokens minus their position; None without M-RoPE.
+    adapters: [slots], LoRA adapter, -1 for none; None for a model without adapters."""
 
     def __init__(
         self,
@@ -48,9 +49,10 @@ class DeviceTable:
         segments: int = 0,
         encoder_decoder: bool = False,
         rope_deltas: bool = False,
+        adapters: bool = False,
     ) -> None:
         """segments: number of segment embeddings of the model. encoder_decoder: encoder-decoder model. rope_deltas:
-        model with M-RoPE."""
+        model with M-RoPE. adapters: model with LoRA adapters."""
         # One more than a request can have: a step may be planned before the request is known to be complete.
         width = aligned(max_context + 1)
         blocks = aligned(blocks_of(max_context + 1, layout.block_tokens))
@@ -58,6 +60,7 @@ class DeviceTable:
         sizes = [slots * width, groups * slots * blocks, aligned(slots), len(FIELDS) * aligned(slots)]
         begins = max(0, segments - 1)
         sizes += [slots * begins, slots if encoder_decoder else 0, slots if rope_deltas else 0]
+        sizes += [slots if adapters else 0]
         starts = np.cumsum([0, *map(aligned, sizes)]).tolist()
         self.memory = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         pieces = [self.memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
@@ -69,6 +72,7 @@ class DeviceTable:
         self.segments = pieces[4].view(slots, begins) if segments else None
         self.sources = pieces[5] if encoder_decoder else None
         self.rope_deltas = pieces[6] if rope_deltas else None
+        self.adapters = pieces[7] if adapters else None
         self._starts, self._width, self._blocks, self._line = starts, width, blocks, fields.shape[1]
         self._filled = np.zeros((slots, groups), np.int64)
         self._slots = slots
@@ -80,7 +84,8 @@ class DeviceTable:
     def changes(self, plan: StepPlan, columns: Columns | None, deltas: Mapping[int, int] = NO_DELTAS) -> Iterator[Run]:
         """Yield the changes of a plan. `columns` has its new requests already; pooling models have no columns. deltas:
         `rope_deltas` of new requests that are not 0, by slot."""
-        token_start, table_start, rope_start, field_start, segment_start, source_start, delta_start = self._starts[:7]
+        token_start, table_start, rope_start, field_start, segment_start, source_start, *rest = self._starts[:8]
+        delta_start, adapter_start = rest
         begins = 0 if self.segments is None else self.segments.shape[1]
         for new in plan.new:
             self._filled[new.slot] = 0
@@ -92,6 +97,8 @@ class DeviceTable:
                 yield source_start + new.slot, np.array([new.source], np.int32)
             if self.rope_deltas is not None:
                 yield delta_start + new.slot, np.array([deltas.get(new.slot, 0)], np.int32)
+            if self.adapters is not None:
+                yield adapter_start + new.slot, np.array([new.adapter], np.int32)
         if plan.new and columns is not None:
             slots = np.array([new.slot for new in plan.new])
             for field, values in enumerate(staged(columns, slots)):

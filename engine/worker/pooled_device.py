@@ -84,7 +84,8 @@ class PooledDeviceRunner:
         self._model, self._pooler, self._device = model, pooler, pages.device
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
         self._states = states
-        self._steps = StagedSteps(device_table, self._upload, layout, pages, () if states is None else states.layers)
+        own = () if states is None else states.layers
+        self._steps = StagedSteps(device_table, self._upload, layout, pages, own, model.adapters.num_adapters)
         self._results = Results(pages.device)
         self._open: dict[int, OpenPrompt] = {}
 

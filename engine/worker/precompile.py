@@ -18,6 +18,7 @@ import torch
 
 from engine.api.config import (
     MAX_RUNNING,
+    AdapterLoadingConfig,
     EngineConfig,
     HardwareConfig,
     MemoryConfig,
@@ -46,9 +47,18 @@ from kernels.jit import recorded
 from kernels.report import OpLaunch, Source, add_options, report
 from kernels.tools.aot import Target
 
+NO_SLOTS = AdapterLoadingConfig()
+
 
 def config_for(
-    path: Path, dtype: str, kv_dtype: str, *, invariant: bool, weights: WeightBits = "stored", task: str = "auto"
+    path: Path,
+    dtype: str,
+    kv_dtype: str,
+    *,
+    invariant: bool,
+    weights: WeightBits = "stored",
+    task: str = "auto",
+    adapters: AdapterLoadingConfig = NO_SLOTS,
 ) -> EngineConfig:
     """Return the configuration that the appliance would resolve, with sizes that do not affect kernels."""
     return EngineConfig(
@@ -63,6 +73,7 @@ def config_for(
         hardware=HardwareConfig(
             device="cuda", kernels="triton", batch_invariant=invariant, graph_sizes=graph_ladder(MAX_RUNNING)
         ),
+        adapter_loading=adapters,
         memory=MemoryConfig(kv_cache=1),
         # expert tiles are largest with 64 tokens per expert: here up to 1 of 256 experts per token
         scheduling=SchedulingConfig(max_running=MAX_RUNNING, max_step_tokens=16384),
@@ -113,6 +124,8 @@ def parts_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tu
         "fp8": fp8,
     }
     text_model = TextModel(model, form, SINGLE, dtype, device, **options)
+    if config.adapter_loading.max_active is not None:
+        text_model.reserve_adapters((), config.adapter_loading.max_active, config.adapter_loading.max_rank)
     text_model.fill(random_weights(model, checkpoint.quantization, dtype, device))
     table = RequestTable(
         slots=config.scheduling.slots, max_context=config.model.max_context, layout=form, vocab=model.embed.vocab
@@ -149,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 invariant=invariant == "yes",
                 weights="stored" if weights == "auto" else weights,
                 task=options.task,
+                adapters=AdapterLoadingConfig(max_active=options.adapters, max_rank=options.max_rank),
             ),
         )
         for path, dtype, kv, weights, invariant in product(
@@ -170,6 +184,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as stored")
     parser.add_argument("--invariant", nargs="+", choices=("no", "yes"), default=["no"])
     parser.add_argument("--task", choices=("auto", "generate", "embed", "classify", "score"), default="auto")
+    parser.add_argument("--adapters", type=int, help="slots for LoRA adapters (adapter_loading.max_active)")
+    parser.add_argument("--max-rank", type=int, default=16, help="largest rank of an adapter")
     add_options(parser)
     return parser.parse_args(arguments)
 

@@ -45,9 +45,10 @@ def warm_steps(
     one,
     and one for each stage of sampling.
 
-    For a model with experts, also a step for every power of two of tokens, and for the maximum: the tile size depends
-    on the number of tokens, and each of its ranges contains one of these (kernels/experts). by_size: products depend on
-    the number of rows in the same way (kernels/integer_matmul.py), and so does the head's on that of requests."""
+    For a model with experts or LoRA adapters, also a step for every power of two of tokens, and for the maximum: the
+    tile size depends on the number of tokens, and each of its ranges contains one of these (kernels/experts). by_size:
+    products depend on the number of rows in the same way (kernels/integer_matmul.py), and so does the head's on that of
+    requests."""
     vocab, slots = model.embed.vocab, config.scheduling.slots
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
     source = model.max_encoder_input
@@ -58,7 +59,7 @@ def warm_steps(
     if compiling:
         several = slots > 1
         longest = min(config.scheduling.max_step_tokens, config.model.max_context) - 1
-        if (by_size or has_experts(model)) and longest > least:
+        if (by_size or _has_tiles(model, config)) and longest > least:
             for tokens in _doubled(min(config.scheduling.max_step_tokens, slots * longest)):
                 if tokens > least:
                     yield _step(0, layout, Sampling(), _prompts(tokens, longest), source)
@@ -73,8 +74,13 @@ def warm_steps(
             yield _step(0, layout, Sampling(top_p=0.9), (least, least), source)
         if source and longest > least:  # a reply may begin with several tokens, unlike in the steps above
             yield _step(0, layout, Sampling(), (least + 1,), 1)
-    used = slots if compiling and (by_size or has_experts(model)) else min(slots, 2)
+    used = slots if compiling and (by_size or _has_tiles(model, config)) else min(slots, 2)
     yield StepPlan(0, (), tuple(range(used)), ())
+
+
+def _has_tiles(model: Model, config: EngineConfig) -> bool:
+    """Return whether kernels divide the tokens of a step into tiles."""
+    return has_experts(model) or bool(config.adapters) or config.adapter_loading.max_active is not None
 
 
 def _doubled(most: int) -> Iterator[int]:
@@ -93,10 +99,10 @@ def warm_prompts(
     layout: Layout, model: Model, config: EngineConfig, *, compiling: bool, by_size: bool = False
 ) -> Iterator[StepPlan]:
     """Yield the warm-up steps of a pooling model: a prompt of one token and, if kernels are compiled on first use, a
-    long one, each with both kinds of tasks. For a model with experts or integers, every power of two of tokens, as in
-    `warm_steps`."""
+    long one, each with both kinds of tasks. For a model with experts, adapters or integers, every power of two of
+    tokens, as in `warm_steps`."""
     longest = min(config.scheduling.max_step_tokens, config.model.max_context)
-    several = (1, *_doubled(longest)) if by_size or has_experts(model) else (1, longest)
+    several = (1, *_doubled(longest)) if by_size or _has_tiles(model, config) else (1, longest)
     counts = several if compiling else (1,)
     for step, (count, task) in enumerate(product(counts, _POOLED if compiling else _POOLED[:1])):
         plan = _step(step, layout, Sampling(), (count,))

@@ -52,7 +52,7 @@ struct Panels {
 };
 
 struct Scratch {  // of one thread
-    std::vector<float> sums, wide, attention, recurrent, scaled;
+    std::vector<float> sums, wide, attention, recurrent, scaled, low_rank;
 };
 
 static inline float* at_least(std::vector<float>& room, size_t size) {

@@ -1,7 +1,11 @@
-// LoRA of rows that have an adapter: y += (x A) B, before and after the linear whose rows they are. A lane is one column
-// of A or one output, and the order of its sum depends on the sizes alone.
+// LoRA of rows that have an adapter: y += (x A) B, before and after the linear whose rows they are, or after the linears
+// of experts. A lane is one column of A or one output, and the order of its sum depends on the sizes alone.
 #pragma once
 
+#include <algorithm>
+
+#include "experts.h"
+#include "linear.h"
 #include "program.h"
 #include "simd.h"
 
@@ -20,14 +24,17 @@ template <int N> static void lora_columns(const float* x, const float* a, int64_
     UNROLL for (int n = 0; n < N; n++) store(u + n * W, (sums[0][n] + sums[1][n]) + (sums[2][n] + sums[3][n]));
 }
 
-static void lora_shrink_row(const LoraShrink& op, int64_t token, const Step& step) {
-    const int64_t adapter = adapter_of(step, token);
-    if (adapter < 0) return;
-    const float *x = op.x + token * op.x_stride, *a = op.a + adapter * op.inputs * op.columns;
-    float* u = op.u + token * op.u_stride;
+// u = x A of matrix `group`.
+static void lora_shrink(const LoraShrink& op, int64_t group, const float* x, float* u) {
+    const float* a = op.a + group * op.inputs * op.columns;
     int64_t c = 0;
     for (; c + 2 * W <= op.columns; c += 2 * W) lora_columns<2>(x, a + c, op.inputs, op.columns, u + c);
     for (; c < op.columns; c += W) lora_columns<1>(x, a + c, op.inputs, op.columns, u + c);
+}
+
+static void lora_shrink_row(const LoraShrink& op, int64_t token, const Step& step) {
+    const int64_t adapter = adapter_of(step, token);
+    if (adapter >= 0) lora_shrink(op, adapter, op.x + token * op.x_stride, op.u + token * op.u_stride);
 }
 
 // y[o] += Σ_r u[r] · b[r][o] for N vectors of outputs.
@@ -38,12 +45,10 @@ template <int N> static void lora_outputs(const float* u, const float* b, int64_
     UNROLL for (int n = 0; n < N; n++) store(y + n * W, load(y + n * W) + sums[n]);
 }
 
-static void lora_expand_row(const LoraExpand& op, int64_t token, const Step& step) {
-    const int64_t adapter = adapter_of(step, token);
-    if (adapter < 0) return;
-    const float *u = op.u + token * op.u_stride, *b = op.b + adapter * op.rank * op.outputs;
-    const int32_t* ranks = op.ranks + adapter * op.sources;
-    float* y = op.y + token * op.y_stride;
+// y += u B of matrix `group`.
+static void lora_expand(const LoraExpand& op, int64_t group, const float* u, float* y) {
+    const float* b = op.b + group * op.rank * op.outputs;
+    const int32_t* ranks = op.ranks + group * op.sources;
     for (int64_t p = 0; p < op.count; p++) {
         const LoraPiece& piece = op.pieces[p];
         const float* own = u + piece.source * op.rank;
@@ -57,5 +62,30 @@ static void lora_expand_row(const LoraExpand& op, int64_t token, const Step& ste
             for (int64_t r = 0; r < rank; r++) sum += own[r] * b[r * op.outputs + o];
             y[o] += sum;
         }
+    }
+}
+
+static void lora_expand_row(const LoraExpand& op, int64_t token, const Step& step) {
+    const int64_t adapter = adapter_of(step, token);
+    if (adapter >= 0) lora_expand(op, adapter, op.u + token * op.u_stride, op.y + token * op.y_stride);
+}
+
+// The rows that the next operation on rows reads for this token: Activate, after the first linear, the places with the
+// token's number, which have pairs of other tokens, because pairs are sorted by expert; Combine the token's own pairs.
+static void lora_experts_row(const LoraExperts& op, int64_t token, const Step& step, const experts::Order& order,
+                             Scratch& scratch) {
+    const LoraShrink& shrink = op.shrink;
+    float* u = at_least(scratch.low_rank, size_t(shrink.columns));
+    for (int64_t at = token * op.k; at < (token + 1) * op.k; at++) {
+        const int64_t place = op.gathered ? at : order.place[size_t(at)], pair = order.pair[size_t(place)];
+        const int64_t adapter = adapter_of(step, pair / op.k);
+        if (adapter < 0) continue;
+        const int64_t group = adapter * op.count + order.owner[size_t(place)];
+        const int32_t* ranks = op.expand.ranks + group * op.expand.sources;
+        if (!std::any_of(ranks, ranks + op.expand.sources, [](int32_t rank) { return rank > 0; })) continue;
+        lora_shrink(shrink, group, shrink.x + (op.gathered ? pair / op.k : place) * shrink.x_stride, u);
+        if (op.scales)
+            for (int64_t c = 0; c < shrink.columns; c++) u[c] *= op.scales[pair];
+        lora_expand(op.expand, group, u, op.expand.y + place * op.expand.y_stride);
     }
 }

@@ -140,6 +140,8 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
         case GATED_NORM: return gated_norm_row(*static_cast<const GatedNorm*>(op.params), token);
         case LORA_SHRINK: return lora_shrink_row(*static_cast<const LoraShrink*>(op.params), token, step);
         case LORA_EXPAND: return lora_expand_row(*static_cast<const LoraExpand*>(op.params), token, step);
+        case LORA_EXPERTS:
+            return lora_experts_row(*static_cast<const LoraExperts*>(op.params), token, step, order, scratch);
         default: return;
     }
 }
@@ -301,7 +303,8 @@ int64_t slipway_sizes(int64_t* sizes, int64_t room) {
                              sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(AllReduce),
                              sizeof(CausalConv), sizeof(DeltaRule), sizeof(SelectiveScan), sizeof(GatedNorm),
                              sizeof(LatentKV), sizeof(Heads), sizeof(ScaleQueries),
-                             sizeof(LoraShrink), sizeof(LoraExpand), sizeof(RgLru), sizeof(LoraPiece), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
+                             sizeof(LoraShrink), sizeof(LoraExpand), sizeof(RgLru), sizeof(LoraPiece), sizeof(LoraExperts), sizeof(Op),
+                             sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];
     return count;

@@ -9,7 +9,7 @@
 enum Kind : int32_t {
     EMBED, NORM, ADD, ACTIVATE, ROPE_KV, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, ALL_REDUCE, CAUSAL_CONV,
     DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, SCALE_QUERIES, LORA_SHRINK, LORA_EXPAND, RG_LRU,
-    KINDS
+    LORA_EXPERTS, KINDS
 };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
@@ -218,6 +218,16 @@ struct RgLru {
     const float *x, *gate, *decay, *gate_bias, *decay_bias, *rate;  // the last three: [channels]
     float *y, *state;                                               // state: [channels]
     int64_t x_stride, gate_stride, decay_stride, y_stride, slot_stride, channels;
+};
+
+// y += (x A) B of the adapter and the expert of each pair, after the linears of experts. x and y are those of Experts. An
+// adapter has the matrices and ranks of its `count` experts one after another. u of both operations is null.
+struct LoraExperts {
+    LoraShrink shrink;
+    LoraExpand expand;
+    const float* scales;  // as of Experts
+    int64_t count, k;
+    int32_t gathered;
 };
 
 struct Op {

@@ -315,6 +315,42 @@ def lora(
     return shrink, expand
 
 
+class LoraExperts(Structure):
+    kind: ClassVar[int] = 22
+    _fields_ = [
+        ("shrink", LoraShrink),
+        ("expand", LoraExpand),
+        ("scales", c_void_p),
+        *_fields(c_int64, "count k"),
+        ("gathered", c_int32),
+    ]
+    keep_alive: Any
+
+
+def lora_experts(
+    a: Tensor,
+    b: Tensor,
+    ranks: Tensor,
+    pieces: Sequence[tuple[int, int, int]],
+    x: Tensor,
+    y: Tensor,
+    k: int,
+    *,
+    gathered: bool,
+    scales: Tensor | None = None,
+) -> LoraExperts:
+    """Return the operation after the linears of experts: y += (x A) B of the adapter and the expert of each pair.
+
+    a: [adapters, experts, inputs, columns]; b: [adapters, experts, rank, outputs]; ranks: [adapters, experts, sources]
+    int32; pieces: as in `lora`; x, y, k, gathered, scales: as in `experts`."""
+    # `lora` reads the sizes of u alone, and a pair's u is in the memory of its thread.
+    nowhere = x.new_empty(0, a.shape[3])
+    shrink, expand = lora(a.flatten(0, 1), b.flatten(0, 1), ranks.flatten(0, 1), pieces, x, y, nowhere)
+    made = LoraExperts(shrink=shrink, expand=expand, scales=_at(scales), count=a.shape[1], k=k, gathered=gathered)
+    made.keep_alive = expand.keep_alive, scales
+    return made
+
+
 class _Op(Structure):
     _fields_ = [("kind", c_int32), ("params", c_void_p)]
 
@@ -359,6 +395,7 @@ Op = (
     | LoraShrink
     | LoraExpand
     | RgLru
+    | LoraExperts
 )
 MIRRORED = (
     Embed,
@@ -384,6 +421,7 @@ MIRRORED = (
     LoraExpand,
     RgLru,
     _LoraPiece,
+    LoraExperts,
     _Op,
     _Angles,
     _Group,

@@ -14,7 +14,9 @@ from engine.api.errors import CheckpointError, ConfigError, RequestError
 from engine.api.messages import Pooling
 from engine.llm import LLM, Generation, Params
 from kernels.cpu.library import best
+from kernels.jit import installed
 from tests.engine.adapters import Pairs, merge, random_pairs, rslora_scale, write_adapter
+from tests.tiers import thinned
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -153,6 +155,33 @@ def test_rows_of_a_batch_equal_models_with_merged_weights(name: str, kernels: st
         assert differing.abs().max() > 0.05  # the adapter changes the model
 
 
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize(
+    "name",
+    thinned(["phi3 with fused projections", "falcon with grouped rows", "mamba2"], ["phi3 with fused projections"]),
+)
+def test_triton_kernels_equal_models_with_merged_weights(name: str, tmp_path: Path):
+    """Prompts and single tokens, padded steps among them."""
+    family = FAMILIES[name]
+    model = save(tmp_path / "base", family)
+    ranks, prompts = {"all": 4, "one": 3}, [PROMPTS[1], PROMPTS[2], PROMPTS[2][:2]]
+    pairs = {
+        "all": random_pairs(model, family.targets, 4, seed=1),
+        "one": random_pairs(model, family.targets[-1:], 3, seed=2),
+        "": {},
+    }
+    folders = {key: write_adapter(tmp_path / key, pairs[key], rank=rank) for key, rank in ranks.items()}
+    with LLM(tmp_path / "base", **ENGINE, kernels="triton", adapters=folders) as llm:
+        params = [Params(temperature=0.0, max_tokens=3, logprobs=2, adapter=one) for one in ("one", "all", "")]
+        generations = llm.generate(prompts, params)
+    for generation, one, ids in zip(generations, ("one", "all", ""), prompts, strict=True):
+        right = expected(model, pairs[one], [*ids, *generation.ids], scale=2.0 if one == "all" else 8 / 3)
+        for at, (token, step) in enumerate(zip(generation.ids, generation.logprobs, strict=True), len(ids) - 1):
+            assert token == int(right[at].argmax())
+            assert step.logprob == pytest.approx(float(right[at, token]), abs=1e-4)
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_rank_pattern_alpha_pattern_and_rslora_give_each_module_its_own_scale(kernels: str, tmp_path: Path):
     model = save(tmp_path / "base", FAMILIES["llama"])
@@ -214,6 +243,22 @@ def test_adapters_are_added_to_quantized_products(weights: str, tolerance: float
     right = expected(model, small, PROMPTS[0]) - expected(model, {}, PROMPTS[0])
     assert right.abs().max() > 4 * tolerance
     torch.testing.assert_close(found(adapted) - found(base), right[:-1], atol=tolerance, rtol=0)
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_adapters_multiply_the_rows_before_they_are_quantized(tmp_path: Path):
+    """fp8 weights, whose rows are quantized by the norm in front of the projection if there are no adapters."""
+    sizes = {"num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    model = save(tmp_path / "base", Family(sized("Llama", **sizes), ()))
+    small = random_pairs(model, ("q_proj", "down_proj"), seed=4, size=0.1)
+    folder = write_adapter(tmp_path / "a", small)
+    options = {**ENGINE, "weights": "fp8", "head": "stored", "kernels": "triton"}
+    with LLM(tmp_path / "base", **options, adapters={"a": folder}) as llm:
+        base, adapted = llm.generate([PROMPTS[2]] * 2, [scored(""), scored("a")])
+    right = expected(model, small, PROMPTS[2]) - expected(model, {}, PROMPTS[2])
+    assert right.abs().max() > 0.12
+    torch.testing.assert_close(found(adapted) - found(base), right[:-1], atol=0.03, rtol=0)
 
 
 # A batch
@@ -338,23 +383,16 @@ def test_modules_that_cannot_be_adapted_are_refused(tmp_path: Path):
     assert "lacks the tensors of model.layers.1.self_attn.q_proj, which target_modules names" in missing
 
 
-def test_experts_and_routers_are_refused(tmp_path: Path):
+def test_routers_are_refused(tmp_path: Path):
     save(tmp_path / "base", FAMILIES["mixture of experts, attention only"])
-    for module, outputs, why in (
-        ("model.layers.0.block_sparse_moe.experts.1.w1", 44, "adapters of routed experts are not supported"),
-        ("model.layers.0.block_sparse_moe.gate", 4, "it is a router of experts"),
-    ):
-        folder = write_adapter(tmp_path / module, {module: (torch.zeros(4, 32), torch.zeros(outputs, 4))})
-        with pytest.raises(CheckpointError, match=why):
-            LLM(tmp_path / "base", **ENGINE, adapters={"a": folder})
+    router = {"model.layers.0.block_sparse_moe.gate": (torch.zeros(4, 32), torch.zeros(4, 4))}
+    folder = write_adapter(tmp_path / "a", router)
+    with pytest.raises(CheckpointError, match="it is a router of experts"):
+        LLM(tmp_path / "base", **ENGINE, adapters={"a": folder})
 
 
-def test_encoder_decoders_and_triton_kernels_have_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    base = FAMILIES["llama"]
-    folder = write_adapter(tmp_path / "a", random_pairs(save(tmp_path / "base", base), ("q_proj",)))
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(ConfigError, match="do not support LoRA adapters; set kernels to torch"):
-        LLM(tmp_path / "base", **ENGINE, kernels="triton", adapters={"a": folder})
+def test_encoder_decoders_have_no_adapters(tmp_path: Path):
+    folder = write_adapter(tmp_path / "a", random_pairs(save(tmp_path / "base", FAMILIES["llama"]), ("q_proj",)))
     sizes = {"vocab_size": 64, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
              "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}  # fmt: skip
     transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes)).save_pretrained(tmp_path / "bart")

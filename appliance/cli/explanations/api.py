@@ -30,6 +30,10 @@ API: dict[str, tuple[str, str]] = {
         "The route requires an API key, and the request has none or an unknown one.",
         "Send `Authorization: Bearer KEY` with a key from the list in endpoints.api_keys.",
     ),
+    "Forbidden": (
+        "The API key of the request does not permit it. Only keys with adapters=yes load and unload LoRA adapters.",
+        "Use such a key, or ask the operator to add adapters=yes to the line of the key in endpoints.api_keys.",
+    ),
     "NotFound": (
         "The path does not exist, or the requested model is not served.",
         "GET /v1/models lists the names, which are set by model.names.",

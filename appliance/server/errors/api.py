@@ -79,6 +79,13 @@ class Unauthorized(ApiError):
         super().__init__(message, headers={"WWW-Authenticate": "Bearer"})
 
 
+class Forbidden(ApiError):
+    """The API key does not permit this request."""
+
+    status = 403
+    type = "PermissionDeniedError"
+
+
 class NotFound(ApiError):
     """The resource does not exist. The message may quote the client's input, so it is not sanitised."""
 

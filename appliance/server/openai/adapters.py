@@ -1,6 +1,7 @@
 """Routes of vLLM and of Amazon SageMaker that load and unload LoRA adapters.
 
-They get 404 unless `adapter_loading.folders` names folders.
+They get 404 unless `adapter_loading.folders` names folders. With API keys, only keys with `adapters=yes` change
+adapters.
 """
 
 import json
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from appliance.server.errors.api import BadRequest, InvalidInput, NotFound
+from appliance.server.errors.api import BadRequest, Forbidden, InvalidInput, NotFound
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.service import service_of
 
@@ -23,7 +24,16 @@ async def _enabled(request: Request) -> None:
         )
 
 
+async def _permitted(request: Request) -> None:
+    key = request.state.key
+    if key is not None and not key.adapters:
+        raise Forbidden(
+            "This API key may not load or unload adapters; ask the operator to set adapters=yes for the key."
+        )
+
+
 router = APIRouter(tags=["adapters"], dependencies=[Depends(_enabled)])
+_CHANGES = [Depends(_permitted)]
 
 
 class LoadAdapterRequest(BaseModel):
@@ -62,7 +72,7 @@ class RegisterAdapterRequest(BaseModel):
     """Only false: slots are shared by all adapters."""
 
 
-@router.post("/v1/load_lora_adapter", openapi_extra=json_body(LoadAdapterRequest))
+@router.post("/v1/load_lora_adapter", dependencies=_CHANGES, openapi_extra=json_body(LoadAdapterRequest))
 async def load_adapter(request: Request) -> Response:
     """Load a LoRA adapter. Requests can select it once the reply has status 200."""
     body = await read_body(request, LoadAdapterRequest)
@@ -72,7 +82,7 @@ async def load_adapter(request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter", openapi_extra=json_body(UnloadAdapterRequest))
+@router.post("/v1/unload_lora_adapter", dependencies=_CHANGES, openapi_extra=json_body(UnloadAdapterRequest))
 async def unload_adapter(request: Request) -> Response:
     """Unload a LoRA adapter. New requests for it get 404, and open ones are completed."""
     body = await read_body(request, UnloadAdapterRequest)
@@ -82,7 +92,7 @@ async def unload_adapter(request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-@router.post("/adapters", openapi_extra=json_body(RegisterAdapterRequest))
+@router.post("/adapters", dependencies=_CHANGES, openapi_extra=json_body(RegisterAdapterRequest))
 async def register_adapter(request: Request) -> Response:
     """Load a LoRA adapter, as Amazon SageMaker asks for it. Without a JSON body, query parameters are read."""
     given = await _registration(request)
@@ -96,7 +106,7 @@ async def list_adapters(request: Request) -> JSONResponse:
     return JSONResponse({"adapters": [{"name": name} for name in service_of(request).adapters.names]})
 
 
-@router.delete("/adapters/{name:path}")
+@router.delete("/adapters/{name:path}", dependencies=_CHANGES)
 async def unregister_adapter(request: Request, name: str) -> Response:
     """Unload a LoRA adapter."""
     await service_of(request).adapters.unload(name)

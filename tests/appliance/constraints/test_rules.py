@@ -105,7 +105,7 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         recurrent=((5, "groups of a mixer's heads"),),
         stateful=3,
         latent=520,
-        adapters=2,
+        adapter_groups=4096,
         speech=True,
     )
     foreign = replace(PLAIN, foreign="OtherForCausalLM")

@@ -109,18 +109,19 @@ def test_an_adapter_may_not_have_the_default_name_of_the_model(manifest: Write):
     assert "demo is the name of the model" in found["adapters"]
 
 
-def test_triton_kernels_are_refused_and_not_chosen(manifest: Write):
-    """A described GPU: `auto` selects torch, and triton is a problem."""
-    gpu, kernels = hardware("h100x1"), []
+def test_a_gpu_serves_adapters_with_triton_kernels(manifest: Write):
+    """A described GPU. The plan counts the adapter of each request, and x A of the widest projection: 16 columns."""
+    gpu, plans = hardware("h100x1"), []
     for adapters in ("[]", BOTH):
         text = manifest(adapters)
         text.write_text(text.read_text().replace("device: cpu", "device: cuda"))
-        kernels.append(validate(Given(text), gpu).engines[0].hardware.kernels)
-    assert kernels == ["triton", "torch"]
-    with pytest.raises(Refused) as refused:
-        validate(Given(text, (Option("--set", "hardware.kernels", "triton"),)), gpu)
-    messages = [problem.message for problem in refused.value.problems]
-    assert any("2 LoRA adapters, which Triton kernels do not support" in message for message in messages)
+        plans.append(validate(Given(text), gpu))
+    assert [plan.engines[0].hardware.kernels for plan in plans] == ["triton", "triton"]
+    accounts = (next(one for one in plan.memory.accounts if one.key == "workspace") for plan in plans)
+    base, adapted = ({step.name: step.value for step in account.steps} for account in accounts)
+    assert adapted.keys() - base.keys() >= {"adapters (requests)", "products of adapters (tokens × width)"}
+    scheduling = plans[1].engines[0].scheduling
+    assert adapted["products of adapters (tokens × width)"] == scheduling.max_step_tokens * 16 * 4
 
 
 def test_another_base_model_is_a_warning(manifest: Write):

@@ -20,12 +20,12 @@ def test_fields_after_a_key_set_name_limits_and_share():
     lines = [
         "# clients",
         "",
-        f"  sha256:{HASH}  name=alice requests_per_minute=60  share=2.5 priority=yes # until spring",
+        f"  sha256:{HASH}  name=alice requests_per_minute=60  share=2.5 priority=yes adapters=yes # until spring",
         "sk-b\t# b",
     ]
     alice, other = parse_keys(lines, "k")
-    assert alice == ApiKey(bytes.fromhex(HASH), "alice", 60, None, 2.5, priority=True)
-    assert (other.name, other.shown, other.share, other.priority) == ("", "unnamed", 1.0, False)
+    assert alice == ApiKey(bytes.fromhex(HASH), "alice", 60, None, 2.5, priority=True, adapters=True)
+    assert (other.name, other.shown, other.share, other.priority, other.adapters) == ("", "unnamed", 1.0, False, False)
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,14 @@ def test_every_sampling_column_has_its_field():
     dense = {name for name, value in vars(Columns(2, VOCAB)).items() if isinstance(value, np.ndarray)}
     found = {name.removesuffix("_low").removeprefix("log_") for name in FIELDS}
     assert dense - {"min_tokens"} <= found
+
+
+def test_adapters_of_new_requests_arrive() -> None:
+    table = DeviceTable(slots=SLOTS, max_context=CONTEXT, layout=FORM, device=torch.device("cpu"), adapters=True)
+    upload = StepUpload(table, SLOTS)
+    requests = (msgspec.structs.replace(new(3, 2), adapter=7), new(1, 2))
+    columns = RequestTable(slots=SLOTS, max_context=CONTEXT, layout=FORM, vocab=VOCAB).columns
+    plan = StepPlan(1, requests, (), (row(3, 0, 2, (4,), (5,)),))
+    upload.send(plan, plan_rows(plan), columns)
+    assert table.adapters is not None
+    assert table.adapters[[3, 1]].tolist() == [7, -1]

@@ -26,6 +26,7 @@ import torch
 
 import msgspec
 
+from engine.api.config import AdapterLoadingConfig
 from engine.api.messages import Pooling, Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.worker.precompile import config_for, runner_on, serving_launches
@@ -73,8 +74,10 @@ def pooled(plan, form, random_):
     return msgspec.structs.replace(plan, new=tuple(new), rows=rows)
 
 
-def check(folder, kv_dtype, invariant, weights):
-    config = config_for(Path(folder), "bfloat16", kv_dtype, invariant=invariant == "invariant", weights=weights)
+def check(folder, kv_dtype, invariant, weights, slots=None):
+    adapters = AdapterLoadingConfig(max_active=slots, max_rank=8)
+    options = {"invariant": invariant == "invariant", "weights": weights, "adapters": adapters}
+    config = config_for(Path(folder), "bfloat16", kv_dtype, **options)
     known = {signature(wanted.launch) for wanted in serving_launches(TARGETS["sm_90"], config=config)}
     random_ = random.Random(5)
     fp8 = products_of((9, 0), invariant=config.hardware.batch_invariant)
@@ -229,6 +232,14 @@ def test_every_launch_is_compiled_ahead(checker, tmp_path, changed, kv_dtype, in
     found = checker.check(str(folder), kv_dtype, invariant, weights)
     assert found["missing"] == {}
     assert found["known"] > 10 and found["launches"] > 24 * 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [{}, MOE], ids=["plain", "experts"])
+def test_every_launch_with_adapters_is_compiled_ahead(checker, tmp_path, changed):
+    found = checker.check(str(config_json(tmp_path / "model", **changed)), "bfloat16", "plain", "stored", 3)
+    assert found["missing"] == {}
+    assert found["launches"] > 60 * 20
 
 
 @pytest.mark.slow

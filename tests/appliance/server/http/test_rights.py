@@ -1,8 +1,11 @@
-"""Rights of API keys: going before others, and /invocations without a key."""
+"""Rights of API keys: going before others, changing adapters, and /invocations without a key."""
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from appliance.security.keys import parse_keys
@@ -42,6 +45,44 @@ def test_the_header_needs_the_same_right(gateway: Gateway) -> None:
     status, reply = gateway.post("/v1/completions", body, **{"x-api-key": "sk-any", "x-vllm-priority": "-1"})
     assert (status, reply["error"]["param"]) == (400, "priority")
     assert gateway.post("/v1/completions", body, **{"x-api-key": "sk-first", "x-vllm-priority": "-1"})[0] == 200
+
+
+ADAPTER_ROUTES = [
+    ("POST", "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "a"}, 400),
+    ("POST", "/v1/unload_lora_adapter", {"lora_name": "a"}, 404),
+    ("POST", "/adapters", {"name": "a", "src": "a"}, 400),
+    ("DELETE", "/adapters/a", None, 404),
+    ("GET", "/adapters", None, 200),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "permitted"), ADAPTER_ROUTES)
+def test_changing_adapters_is_a_right_of_a_key(
+    make_gateway: Callable[..., Gateway],
+    tmp_path: Path,
+    method: str,
+    path: str,
+    body: dict[str, str] | None,
+    permitted: int,
+) -> None:
+    """400 and 404: there is no such adapter. Without keys, every client may change adapters."""
+    gateway = make_gateway(adapter_folders=(str(tmp_path),))
+
+    def call(**headers: str) -> httpx.Response:
+        async def send() -> httpx.Response:
+            async with gateway.client() as client:
+                return await client.request(method, path, json=body, headers=headers)
+
+        return asyncio.run(send())
+
+    assert call().status_code == permitted
+    gateway.service.set_keys(parse_keys(["sk-any", "sk-operator adapters=yes"], "keys"))
+    for key, expected in (("sk-any", permitted if method == "GET" else 403), ("sk-operator", permitted)):
+        reply = call(**{"x-api-key": key})
+        assert reply.status_code == expected
+        if expected == 403:
+            assert reply.json()["error"]["type"] == "PermissionDeniedError"
+            assert "adapters=yes" in reply.json()["error"]["message"]
 
 
 def test_without_keys_every_client_may_go_first(gateway: Gateway) -> None:
