@@ -58,6 +58,7 @@ from engine.lowering.program import (
     Op,
     PadValues,
     Predict,
+    PrepareIndex,
     PrepareKV,
     PrepareLatent,
     Program,
@@ -69,6 +70,7 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    SelectKeys,
     Sparsify,
     Spread,
     StreamOp,
@@ -238,11 +240,15 @@ class CompiledOps:
                 yield self._attend(op, values[op.qkv], values[op.y])
             case PrepareLatent():
                 yield from self._prepare_latent(op, values)
+            case PrepareIndex():
+                yield from self._prepare_index(op, values)
+            case SelectKeys():
+                yield self._select_keys(op, values)
             case AbsorbQueries():
                 q, y = _heads(values[op.q], op.heads), _heads(values[op.y], op.heads)
                 yield cpu.heads(weights.heads(op.weight).absorbing, q, y)
             case AttendLatent():
-                yield self._attend_latent(op, values[op.q], values[op.y])
+                yield self._attend_latent(op, values)
             case ExpandValues():
                 x, y = _heads(values[op.x], op.heads), _heads(values[op.y], op.heads)
                 yield cpu.heads(weights.heads(op.weight).expanding, x, y)
@@ -507,12 +513,42 @@ class CompiledOps:
             layer=place.layer,
         )
 
-    def _attend_latent(self, op: AttendLatent, q: Tensor, y: Tensor) -> cpu.Attend:
-        part, place = op.part, self._place(op.layer)
+    def _prepare_index(self, op: PrepareIndex, values: Buffers) -> Iterator[cpu.Op]:
+        part, key, layer, place = op.part, values[op.key], self.weights.norm(op.norm), self._place(op.layer)
+        yield _norm(layer.norm, layer.weight, layer.bias, key, key)
+        for x, heads in ((values[op.q], part.heads), (key, 1)):
+            yield self._rotate(Rotate(qkv=op.q, rope=part.rope, heads=heads, head_dim=part.head_dim), x)
+        # A latent without queries, whose rotation is done.
+        yield cpu.LatentKV(
+            latent=key.data_ptr(),
+            latent_stride=key.stride(0),
+            dim=part.head_dim,
+            group=place.group,
+            layer=place.layer,
+        )
+
+    def _select_keys(self, op: SelectKeys, values: Buffers) -> cpu.Select:
+        part, q, weights, place = op.part, values[op.q], values[op.weights], self._place(op.layer)
+        return cpu.Select(
+            q=q.data_ptr(),
+            weights=weights.data_ptr(),
+            selected=values[op.y].data_ptr(),  # int32
+            q_stride=q.stride(0),
+            weights_stride=weights.stride(0),
+            heads=part.heads,
+            dim=part.head_dim,
+            top_k=part.top_k,
+            group=place.group,
+            layer=place.layer,
+        )
+
+    def _attend_latent(self, op: AttendLatent, values: Buffers) -> cpu.Attend:
+        part, place, q, y = op.part, self._place(op.layer), values[op.q], values[op.y]
         # Heads are the work of several threads.
         each = max(size for size in range(1, min(op.heads, LATENT_HEADS) + 1) if op.heads % size == 0)
         return cpu.Attend(
             q=q.data_ptr(),
+            selected=None if op.selected is None else values[op.selected].data_ptr(),  # int32
             out=y.data_ptr(),
             q_stride=q.stride(0),
             out_stride=y.stride(0),
@@ -522,6 +558,7 @@ class CompiledOps:
             value_dim=part.kv_lora_rank,
             window=0,
             chunk=0,
+            top_k=0 if op.selected is None else op.selected.width,
             scale=part.scale,
             softcap=0.0,
             group=place.group,
@@ -875,7 +912,7 @@ def regions(
             finish()
             found.append(op)
             continue
-        paged = isinstance(op, cpu.Attend | cpu.LatentKV) or (isinstance(op, cpu.RopeKV) and op.kv_heads > 0)
+        paged = isinstance(op, cpu.Attend | cpu.LatentKV | cpu.Select) or (isinstance(op, cpu.RopeKV) and op.kv_heads > 0)
         if paged and layout is not None and layout.groups:
             own = layout.shapes.index(layout.shapes[op.group])  # the first group with pages of this shape
             if own != group:

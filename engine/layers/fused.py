@@ -57,6 +57,7 @@ from engine.lowering.program import (
     Op,
     PadValues,
     Predict,
+    PrepareIndex,
     PrepareKV,
     PrepareLatent,
     QKNorm,
@@ -67,6 +68,7 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    SelectKeys,
     Sparsify,
     Spread,
     StreamOp,
@@ -84,6 +86,8 @@ from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.latent import LATENT_DECODE, LATENT_PREFILL, head_blocks
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.schedule import DECODE_SCHEDULE
+from kernels.attention.select import SELECT_KEYS
+from kernels.attention.sparse_latent import SPARSE_LATENT
 from kernels.e4m3 import Rounded
 from kernels.embedding import EMBEDDING
 from kernels.experts.matmul import EXPERT_MATMUL
@@ -91,6 +95,7 @@ from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.schedule import EXPERT_SCHEDULE, tile_rows
 from kernels.experts.sum import EXPERT_SUM
 from kernels.head_matmul import HEAD_MATMUL
+from kernels.index_kv import INDEX_KV
 from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
 from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV, NormKind
@@ -453,6 +458,24 @@ def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
     run[op.y] = y.flatten(1)
 
 
+def _prepare_index(op: PrepareIndex, run: _Run) -> None:
+    part, layer, step = op.part, run.weights.norm(op.norm), run.step
+    place, (cos, sin) = run.model.kv_layers[op.layer], run.angles[part.rope]
+    assert layer.bias is not None and not isinstance(layer.norm, RMSNorm), "keys of an indexer have a layer norm"
+    written = run.pages[place.group], place.layer, step.slot_mapping[place.group]
+    q = run[op.q].unflatten(-1, (part.heads, part.head_dim))
+    norm = layer.weight, layer.bias, layer.norm.eps
+    INDEX_KV(run[op.key], q, *written, *norm, cos, sin, part.rope.interleaved)
+
+
+def _select_keys(op: SelectKeys, run: _Run) -> None:
+    part, step, place = op.part, run.step, run.model.kv_layers[op.layer]
+    q = run[op.q].unflatten(-1, (part.heads, part.head_dim))
+    selected = torch.empty((len(q), part.top_k), dtype=torch.int32, device=q.device)
+    rows = step.tables[place.group], step.slot, step.query_start, step.lengths
+    run[op.y], *_ = SELECT_KEYS(q, run[op.weights], run.pages[place.group], place.layer, *rows, selected)
+
+
 def _absorb_queries(op: AbsorbQueries, run: _Run) -> None:
     part, keys = op.weight.attention, run.weights.heads(op.weight).keys
     q = run[op.q].unflatten(-1, (op.heads, part.query_dim))[..., : part.qk_nope_head_dim]
@@ -465,6 +488,10 @@ def _attend_latent(op: AttendLatent, run: _Run) -> None:
     q = run[op.q].unflatten(-1, (op.heads, part.state_dim))
     out = q.new_empty(len(q), op.heads, part.kv_lora_rank)
     read = q, run.pages[place.group], place.layer, step.tables[place.group], step.slot, step.query_start, step.lengths
+    if op.selected is not None:
+        SPARSE_LATENT(*read, run[op.selected], out, part.scale)
+        run[op.y] = out.flatten(1)
+        return
     if step.singles:
         LATENT_DECODE(*read, run.schedules[None, None, op.kv_heads], out, part.scale)
     if step.spans:
@@ -611,6 +638,8 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     WriteKV: _write_kv,
     Attend: _attend,
     PrepareLatent: _prepare_latent,
+    PrepareIndex: _prepare_index,
+    SelectKeys: _select_keys,
     AbsorbQueries: _absorb_queries,
     AttendLatent: _attend_latent,
     ExpandValues: _expand_values,

@@ -56,6 +56,7 @@ from engine.lowering.program import (
     Op,
     PadValues,
     Predict,
+    PrepareIndex,
     PrepareKV,
     PrepareLatent,
     Program,
@@ -66,6 +67,7 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    SelectKeys,
     Sparsify,
     Spread,
     StreamOp,
@@ -79,7 +81,7 @@ from kernels.attention.encoder_torch import encoder_attention
 from kernels.experts.routes import route
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv, write_latents
-from kernels.paged_latents import paged_latent_attention
+from kernels.paged_latents import paged_latent_attention, select_paged_keys
 from kernels.recurrent.causal_conv import CAUSAL_CONV
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
@@ -313,6 +315,22 @@ def _prepare_latent(op: PrepareLatent, run: Run) -> None:
     write_latents(run.step.pages[place.group], run.step.writes[place.group][place.layer], latent)
 
 
+def _prepare_index(op: PrepareIndex, run: Run) -> None:
+    part, key, q = op.part, run[op.key], _heads(run[op.q], op.part.head_dim)
+    layer, place = run.weights.norm(op.norm), run.kv_layers[op.layer]
+    key = run[op.key] = normed(layer.norm, key, layer.weight, layer.bias)
+    for x in (key.unsqueeze(1), q):
+        rotate_(x, *run.step.angles[part.rope], part.rope.interleaved)
+    write_latents(run.step.pages[place.group], run.step.writes[place.group][place.layer], key)
+
+
+def _select_keys(op: SelectKeys, run: Run) -> None:
+    place, step = run.kv_layers[op.layer], run.step
+    q = _heads(run[op.q], op.part.head_dim)
+    read = step.pages[place.group], place.layer, step.reads[place.group]
+    run[op.y] = select_paged_keys(q, run[op.weights], run[op.key], *read, top_k=op.part.top_k)
+
+
 def _absorb_queries(op: AbsorbQueries, run: Run) -> None:
     part, keys = op.weight.attention, run.weights.heads(op.weight).keys
     q, y = _heads(run[op.q], part.query_dim), _heads(run[op.y], part.state_dim)
@@ -323,6 +341,7 @@ def _attend_latent(op: AttendLatent, run: Run) -> None:
     place, part, step = run.kv_layers[op.layer], op.part, run.step
     q = _heads(run[op.q], part.state_dim)
     options: dict[str, Any] = {"value_dim": part.kv_lora_rank, "scale": part.scale}
+    options |= {"selected": None if op.selected is None else run[op.selected]}
     latents, reads, pages = run[op.latent], step.reads[place.group], step.pages[place.group]
     run[op.y] = paged_latent_attention(q, latents, pages, place.layer, reads, **options).flatten(1)
 
@@ -482,6 +501,8 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     PrepareKV: _prepare_kv,
     Attend: _attend,
     PrepareLatent: _prepare_latent,
+    PrepareIndex: _prepare_index,
+    SelectKeys: _select_keys,
     AbsorbQueries: _absorb_queries,
     AttendLatent: _attend_latent,
     ExpandValues: _expand_values,

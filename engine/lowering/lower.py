@@ -50,6 +50,7 @@ from engine.lowering.program import (
     PadValues,
     Part,
     Predict,
+    PrepareIndex,
     PrepareLatent,
     Program,
     QKNorm,
@@ -61,6 +62,7 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    SelectKeys,
     SinkLogits,
     Sparsify,
     Spread,
@@ -78,6 +80,7 @@ from engine.models.parts import (
     DeltaNet,
     Encoder,
     Experts,
+    Indexer,
     KimiDelta,
     LatentAttention,
     LayerInput,
@@ -101,6 +104,7 @@ from engine.models.sources import (
     attention_linears,
     coefficient_linears,
     exact_linears,
+    indexer_linears,
     join,
     latent_linears,
     layer_input_linears,
@@ -134,12 +138,13 @@ class PartLowering:
     def __init__(self, hidden: int, ranks: int) -> None:
         self.ranks = ranks
         self.x, self.normed, self.out = (Value(name=name, width=hidden) for name in ("x", "normed", "out"))
-        self.layers = 0  # attention layers with a KV cache so far
+        self.layers = 0  # parts with pages so far
         self.last_of: dict[int | None, int] = {}  # window -> the last of them with this window
         self.recurrent = 0  # recurrent layers so far
         self.windowed = False  # bidirectional attention is among the patches of a window
         self.root = ""  # of the model's tensors
         self.layer_inputs: Value | None = None  # inputs of all layers
+        self.selected: Value | None = None  # keys that the last indexer selected
 
     def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         read, scales = self.x, body_scales(part)
@@ -457,14 +462,33 @@ class PartLowering:
             yield Linear(x=x, y=read, weight=queries[0])
             yield self.norm(part.q_norm, path, read, read)
         yield Linear(x=read, y=q, weight=queries[-1])
+        if part.indexer is not None:
+            yield from self._select(part.indexer, join(path, part.indexer.name), x, read)
+        selected = None if part.indexer is None and not part.shares_selection else self.selected
+        assert selected is not None or not part.shares_selection, "an indexer precedes attention that shares its keys"
         yield Linear(x=x, y=latent, weight=down)
         norm, layer = NormVector(norm=part.latent_norm, path=path), self.layers
         self.layers += 1
         yield PrepareLatent(latent=latent, q=q, y=absorbed, norm=norm, part=part, heads=heads, layer=layer)
         yield AbsorbQueries(q=q, y=absorbed, weight=matrices, heads=heads)
-        yield AttendLatent(q=absorbed, latent=latent, y=attended, part=part, heads=heads, layer=layer)
+        yield AttendLatent(
+            q=absorbed, latent=latent, y=attended, part=part, heads=heads, layer=layer, selected=selected
+        )
         yield ExpandValues(x=attended, y=values, weight=matrices, heads=heads)
         yield self._summed(values, y, out)
+
+    def _select(self, part: Indexer, path: str, x: Value, q_latent: Value) -> Iterator[Op]:
+        of_q, of_key, of_weights = indexer_linears(part)
+        q, key = Value(name="index_q", width=part.heads * part.head_dim), Value(name="index_key", width=part.head_dim)
+        weights = Value(name="index_weights", width=part.heads)
+        self.selected, layer = Value(name="selected", width=part.top_k), self.layers
+        self.layers += 1
+        yield Linear(x=q_latent, y=q, weight=Matrix(linear=of_q, path=path, part="attention"))
+        yield Linear(x=x, y=key, weight=Matrix(linear=of_key, path=path, part="attention"))
+        exact = Matrix(linear=of_weights, path=path, part="attention", quantized=False)
+        yield Linear(x=x, y=weights, weight=exact, fp32=True)
+        yield PrepareIndex(key=key, q=q, norm=NormVector(norm=part.norm, path=path), part=part, layer=layer)
+        yield SelectKeys(q=q, weights=weights, key=key, y=self.selected, part=part, layer=layer)
 
     def mlp(self, part: MLP, path: str, x: Value, y: Value, kind: Part, *, partial: bool = False) -> Iterator[Op]:
         """partial: this rank's share of a sum that another operation completes."""

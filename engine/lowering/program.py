@@ -22,6 +22,7 @@ from engine.models.parts import (
     Experts,
     Foreign,
     Head,
+    Indexer,
     LatentAttention,
     LayerInputs,
     Norm,
@@ -554,6 +555,31 @@ class PrepareLatent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrepareIndex:
+    """Normalise the key of an indexer, rotate it and the queries, all in place, and write the key to the pages of a
+    layer."""
+
+    key: Value
+    q: Value  # [heads, head_dim]
+    norm: NormVector
+    part: Indexer
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectKeys:
+    """y = positions of the keys that a token reads, ascending, with -1 after them if there are fewer than top_k
+    (kernels/attention/select.py)."""
+
+    q: Value
+    weights: Value
+    key: Value  # of the step's own tokens, which are in the pages too
+    y: Value
+    part: Indexer
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class AbsorbQueries:
     """y[h, : kv_lora_rank] = q[h, : qk_nope_head_dim] W_UK[h]. Its product with a latent is that of the query with the
     head's key, so keys are never expanded."""
@@ -567,7 +593,7 @@ class AbsorbQueries:
 @dataclass(frozen=True, kw_only=True)
 class AttendLatent:
     """y = attention of absorbed queries, [heads, state_dim], over the pages of a layer, which are the keys. The first
-    kv_lora_rank elements of a key are its value."""
+    kv_lora_rank elements of a key are its value. selected: positions of the keys that are read; None for all."""
 
     q: Value
     latent: Value  # of the step's own tokens, which are in the pages too
@@ -575,6 +601,7 @@ class AttendLatent:
     part: LatentAttention
     heads: int
     layer: int
+    selected: Value | None = None
     kv_heads: Literal[1] = 1
     cross: Literal[False] = False
     window: None = None
@@ -871,6 +898,8 @@ Op = (
     | PrepareKV
     | Attend
     | PrepareLatent
+    | PrepareIndex
+    | SelectKeys
     | AbsorbQueries
     | AttendLatent
     | ExpandValues
@@ -936,6 +965,7 @@ def _ropes(op: "Op") -> Iterator[Rope]:
             Rotate(rope=Rope() as rope)
             | PrepareKV(rope=Rope() as rope)
             | PrepareLatent(part=LatentAttention(rope=rope))
+            | PrepareIndex(part=Indexer(rope=rope))
         ):
             yield rope
 
@@ -949,7 +979,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield from weights
         case Attend():
             yield from (weight for weight in (op.sinks, op.slopes, op.bias) if weight is not None)
-        case PrepareLatent(norm=norm):
+        case PrepareLatent(norm=norm) | PrepareIndex(norm=norm):
             yield norm
         case Route(correction=Correction() as correction):
             yield correction
@@ -1010,8 +1040,12 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q
         case AbsorbQueries():
             return op.q, op.y  # the ends of the heads in y are kept
+        case PrepareIndex():
+            return op.key, op.q
+        case SelectKeys():
+            return op.q, op.weights, op.key
         case AttendLatent():
-            return op.q, op.latent
+            return op.q, op.latent, *(() if op.selected is None else (op.selected,))
         case Add():
             return _buffer(op.x), op.y
         case Keep():
@@ -1068,8 +1102,10 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y.value,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)
-        case AbsorbQueries() | AttendLatent() | ExpandValues():
+        case AbsorbQueries() | AttendLatent() | ExpandValues() | SelectKeys():
             return (op.y,)
+        case PrepareIndex():
+            return op.key, op.q
         case PrepareLatent():
             return op.latent, op.q, op.y
         case ForeignDecoder():

@@ -266,6 +266,28 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Indexer:
+    """Selects the keys that sparse attention reads (arXiv:2512.02556, section 2.1): the `top_k` positions, up to the
+    token's own, with the largest Σ weight[head] · max(q[head] · key, 0), and the first among equals.
+
+    `wq_b` projects the latent of the queries to q, `wk` a token to its key, which all heads share and `norm`
+    normalises, and `weights_proj` to the weights. The first rope.dim elements of q and key are rotated. Keys have pages
+    of their own. Every rank has the whole part.
+    """
+
+    hidden: int
+    heads: int
+    head_dim: int
+    top_k: int
+    q_lora_rank: int  # size of the latent of the queries
+    rope: Rope
+    norm: LayerNorm
+    name: str = "indexer"
+    window: None = None
+    chunk: None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentAttention:
     """Causal multi-head latent attention (arXiv:2405.04434, section 2.1).
 
@@ -286,6 +308,8 @@ class LatentAttention:
     q_lora_rank: int | None = None  # None: q_proj in place of q_a_proj, q_norm and q_b_proj
     q_norm: RMSNorm | None = None
     bias: tuple[bool, bool] = (False, False)  # of q_a_proj and kv_a_proj_with_mqa, of o_proj
+    indexer: Indexer | None = None  # selects the keys that are read; it needs queries of low rank
+    shares_selection: bool = False  # the keys are those that the last indexer before it selected (GLM-5)
     name: str = "self_attn"
     window: None = None
     chunk: None = None
@@ -541,6 +565,7 @@ class LowRank:
 
 Recurrent = DeltaNet | KimiDelta | Mamba | Mamba2 | ShortConv
 SelfAttention = Attention | LatentAttention
+PageWriter = SelfAttention | Indexer
 Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank
 
 
@@ -992,11 +1017,16 @@ def attentions(model: Model) -> tuple[SelfAttention, ...]:
     return tuple(body for body in all_bodies(model) if is_self_attention(body))
 
 
-def cached_attentions(model: Model) -> tuple[SelfAttention, ...]:
-    """Return the attention parts that write keys and values, or latents, to pages, in order."""
-    return tuple(
-        part for part in attentions(model) if part.causal and not (isinstance(part, Attention) and part.shared_kv)
-    )
+def page_writers(model: Model) -> tuple[PageWriter, ...]:
+    """Return the parts that write keys and values, latents, or keys of an indexer to pages, in order. An indexer
+    precedes its attention."""
+    found: list[PageWriter] = []
+    for part in attentions(model):
+        if isinstance(part, LatentAttention) and part.indexer is not None:
+            found.append(part.indexer)
+        if part.causal and not (isinstance(part, Attention) and part.shared_kv):
+            found.append(part)
+    return tuple(found)
 
 
 def is_self_attention(body: Body) -> TypeGuard[SelfAttention]:

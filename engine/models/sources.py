@@ -19,6 +19,7 @@ from engine.models.parts import (
     Dense,
     Embedding,
     Experts,
+    Indexer,
     KimiDelta,
     LatentAttention,
     LayerInput,
@@ -98,6 +99,17 @@ def latent_linears(part: LatentAttention) -> tuple[Linear, Linear, Linear]:
         Linear(rows=(latent,), inputs=part.hidden, split=None, bias=part.bias[0]),
         Linear(rows=(expansion,), inputs=part.kv_lora_rank, split="rows"),
         Linear(rows=(out,), inputs=part.heads * part.v_head_dim, split="inputs", bias=part.bias[1]),
+    )
+
+
+def indexer_linears(part: Indexer) -> tuple[Linear, Linear, Linear]:
+    """Return the projections to queries, key and weights."""
+    q = Rows(source="wq_b", units=part.heads, width=part.head_dim)
+    key, weights = Rows(source="wk", units=part.head_dim), Rows(source="weights_proj", units=part.heads)
+    return (
+        Linear(rows=(q,), inputs=part.q_lora_rank, split=None),
+        Linear(rows=(key,), inputs=part.hidden, split=None),
+        Linear(rows=(weights,), inputs=part.hidden, split=None),
     )
 
 
@@ -633,6 +645,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in attention_linears(body))
         case LatentAttention():
             yield from ((inside, linear) for linear in (*query_linears(body), *latent_linears(body)))
+            if body.indexer is not None:
+                yield from ((join(inside, body.indexer.name), linear) for linear in indexer_linears(body.indexer))
         case MLP():
             yield from ((inside, linear) for linear in mlp_linears(body))
         case LayerInput():
@@ -665,6 +679,9 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
         if isinstance(body, LatentAttention):
             for rms in latent_norms(body):
                 found |= norm_sources(rms, join(path, body.name), (rms.size,))
+            if body.indexer is not None:
+                norm = body.indexer.norm
+                found |= norm_sources(norm, join(path, body.name, body.indexer.name), (norm.size,))
         if isinstance(body, LowRank):
             found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
         if isinstance(body, MLP) and body.act == XIELU:

@@ -105,8 +105,8 @@ def linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> Linear:
 class Attend(Structure):
     kind: ClassVar[int] = 6
     _fields_ = [
-        *_fields(c_void_p, "q sinks slopes biases out"),
-        *_fields(c_int64, "q_stride out_stride heads kv_heads dim value_dim reach window chunk"),
+        *_fields(c_void_p, "q sinks slopes biases selected out"),
+        *_fields(c_int64, "q_stride out_stride heads kv_heads dim value_dim reach window chunk top_k"),
         *_fields(c_float, "scale softcap"),
         *_fields(c_int32, "group layer causal latent cross"),
     ]
@@ -269,6 +269,15 @@ class LoraExpand(Structure):
     keep_alive: Any  # what `pieces` points to
 
 
+class Select(Structure):
+    kind: ClassVar[int] = 21
+    _fields_ = [
+        *_fields(c_void_p, "q weights selected"),
+        *_fields(c_int64, "q_stride weights_stride heads dim top_k"),
+        *_fields(c_int32, "group layer"),
+    ]
+
+
 class _LoraPiece(Structure):
     _fields_ = [*_fields(c_int64, "at rows source")]
 
@@ -350,6 +359,7 @@ Op = (
     | ScaleQueries
     | LoraShrink
     | LoraExpand
+    | Select
 )
 MIRRORED = (
     Embed,
@@ -373,6 +383,7 @@ MIRRORED = (
     ScaleQueries,
     LoraShrink,
     LoraExpand,
+    Select,
     _LoraPiece,
     _Op,
     _Angles,

@@ -61,6 +61,7 @@ MLA = {**SIZES, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 24,
        "qk_rope_head_dim": 6, "v_head_dim": 10}  # fmt: skip
 MLA_ODD = {**SIZES, **ONE_KV, "num_key_value_heads": 5, "q_lora_rank": None, "kv_lora_rank": 19, "qk_nope_head_dim": 9,
            "qk_rope_head_dim": 4, "v_head_dim": 7}  # fmt: skip
+INDEX = {"index_n_heads": 9, "index_head_dim": 10, "index_topk": 6}
 MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.6}
 
 RECURRENT = ["linear_attention", "full_attention", "linear_attention"]
@@ -259,9 +260,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                    "first_k_dense_replace": 1, "rope_parameters": MSCALE}),
     "deepseek-v3-odd": ("DeepseekV3", {**MLA_ODD, **MOE, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 2,
                                        "attention_bias": True, "rope_interleave": False, "norm_topk_prob": False}),
+    "deepseek-v32": ("DeepseekV32", {**MLA, **MOE, **INDEX, "n_routed_experts": 12, "n_group": 4, "topk_group": 2,
+                                     "first_k_dense_replace": 1, "rope_parameters": MSCALE}),
+    "deepseek-v32-odd": ("DeepseekV32", {**MLA_ODD, **MOE, **INDEX, "q_lora_rank": 11, "n_group": 1, "topk_group": 1,
+                                         "index_n_heads": 7, "index_head_dim": 4, "index_topk": 1,
+                                         "attention_bias": True}),
     "glm4-moe-lite": ("Glm4MoeLite", {**MLA, **MOE}),
     "glm4-moe-lite-odd": ("Glm4MoeLite", {**MLA_ODD, **MOE, "q_lora_rank": 11, "n_group": 2, "topk_group": 1,
                                           "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "glm-moe-dsa": ("GlmMoeDsa", {**MLA, **MOE, **INDEX, "num_hidden_layers": 4, "first_k_dense_replace": 3,
+                                  "indexer_types": ["full", "shared", "full", "shared"]}),
+    "glm-moe-dsa-odd": ("GlmMoeDsa", {**MLA_ODD, **MOE, **INDEX, "q_lora_rank": 11, "index_topk": 17,
+                                      "index_topk_freq": 2, "index_skip_topk_offset": 1}),
     "youtu": ("Youtu", {**MLA, "rope_parameters": MSCALE}),
     "youtu-odd": ("Youtu", {**MLA_ODD, "tie_word_embeddings": False}),
     "minicpm3": ("MiniCPM3", {**MLA, "dim_model_base": 16, "max_position_embeddings": 256, "rope_parameters": {
