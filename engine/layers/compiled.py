@@ -265,7 +265,7 @@ class CompiledOps:
                 x, y, k = values[op.x], values[op.y], op.top_k
                 yield cpu.experts(_alike(layers), biases, x, y, k, gathered=op.gathered, scales=scales)
             case Combine():
-                yield _combine(op, values)
+                yield _combine(op, values, 0 if self.vocabulary is None else self.vocabulary.world.rank)
             case CausalConv():
                 yield self._causal_conv(op)
             case DeltaRule():
@@ -577,7 +577,7 @@ class CompiledOps:
             weights=values[op.weights].data_ptr(),
             correction=None if correction is None else correction.data_ptr(),
             logits_stride=logits.stride(0),
-            count=part.num_experts,
+            count=part.routed,
             k=part.top_k,
             groups=part.groups,
             groups_kept=part.groups_kept,
@@ -811,22 +811,26 @@ def _scale_queries(op: ScaleQueries, qkv: Tensor) -> cpu.ScaleQueries:
     )
 
 
-def _combine(op: Combine, values: Buffers) -> cpu.Combine:
+def _combine(op: Combine, values: Buffers, rank: int) -> cpu.Combine:
     y, logits = values[op.y], values[op.logits]
     shared = None if op.shared is None else values[op.shared]
-    gate = None if op.part.shared_gate is None else logits[:, op.part.num_experts :]
+    gate = None if op.part.shared_gate is None else logits[:, op.part.routed :]
+    inputs = None if op.inputs is None or rank > 0 else values[op.inputs]
     return cpu.Combine(
         x=values[op.x].data_ptr(),
         weights=None if op.weights is None else values[op.weights].data_ptr(),
         gate=None if gate is None else gate.data_ptr(),
         shared=None if shared is None else shared.data_ptr(),
+        input=None if inputs is None else inputs.data_ptr(),
         y=y.data_ptr(),
         x_stride=op.x.width,
         gate_stride=0 if gate is None else gate.stride(0),
         shared_stride=0 if shared is None else shared.stride(0),
+        input_stride=0 if inputs is None else inputs.stride(0),
         y_stride=y.stride(0),
         size=op.y.width,
         k=op.part.top_k,
+        count=op.part.num_experts,
     )
 
 
@@ -1006,7 +1010,7 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
     logits, chosen, weights = values[op.logits], values[op.chosen].view(torch.int32), values[op.weights]
 
     def compute(tokens: int) -> None:
-        own = logits[:tokens, : op.part.num_experts]
+        own = logits[:tokens, : op.part.routed]
         weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
 
     return TorchOp(compute)

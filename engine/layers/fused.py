@@ -529,7 +529,7 @@ class _Routes:
 def _route(op: Route, run: _Run) -> None:
     part, logits = op.part, run[op.logits]
     correction = run.weights.correction(op.correction)
-    expert_ids, weights, order = EXPERT_ROUTES(logits, part.num_experts, routing(part), correction)
+    expert_ids, weights, order = EXPERT_ROUTES(logits, part.routed, routing(part), correction)
     rows = tile_rows(len(logits), part.top_k, part.num_experts)
     run[op.chosen] = _Routes(expert_ids, order, *EXPERT_SCHEDULE(expert_ids, part.num_experts, rows), rows)
     run[op.weights] = weights
@@ -558,7 +558,11 @@ def _combine(op: Combine, run: _Run) -> None:
     summed = torch.float32 if op.reduce else dtype
     order = run[op.chosen].order
     weights = torch.ones_like(order, dtype=torch.float32) if op.weights is None else run[op.weights]
-    y = EXPERT_SUM(run[op.x], weights, order, shared, opening, part.num_experts, summed)
+    skipped = None
+    if op.inputs is not None:
+        inputs = run[op.inputs] if run.model.vocabulary.world.rank == 0 else torch.zeros_like(run[op.inputs])
+        skipped = run[op.chosen].expert_ids, part.num_experts, inputs
+    y = EXPERT_SUM(run[op.x], weights, order, shared, opening, part.routed, summed, skipped)
     run[op.y] = run.model.vocabulary.world.all_reduce(y).to(dtype) if op.reduce else y
 
 

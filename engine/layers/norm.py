@@ -114,4 +114,5 @@ class ProjectionNorm:
 
 def _weight(norm: Norm, stored: Tensor, device: torch.device) -> Tensor:
     weight = stored.to(device, torch.float32)
-    return weight + norm.offset if norm.offset else weight.clone()
+    weight = weight + norm.offset if norm.offset else weight.clone()
+    return weight * norm.scale if isinstance(norm, RMSNorm) and norm.scale != 1.0 else weight

@@ -353,7 +353,7 @@ def _expand_values(op: ExpandValues, run: Run) -> None:
 
 
 def _route(op: Route, run: Run) -> None:
-    logits = run[op.logits][:, : op.part.num_experts]
+    logits = run[op.logits][:, : op.part.routed]
     run[op.chosen], run[op.weights] = route(logits, routing(op.part), run.weights.correction(op.correction))
 
 
@@ -376,7 +376,8 @@ def _expert_linear(op: ExpertLinear, run: Run) -> None:
             product = run.weights.matrix(matrix).partial_sum(rows)
             y = product.new_empty(len(chosen), product.shape[1]) if y is None else y
             y[pairs] = product
-    run[op.y] = x.new_empty(0, op.y.width) if y is None else y
+    # No pair is computed if all have zero-computation experts.
+    run[op.y] = x.new_empty(len(chosen), op.y.width) if y is None else y
 
 
 def _combine(op: Combine, run: Run) -> None:
@@ -384,12 +385,15 @@ def _combine(op: Combine, run: Run) -> None:
     chosen, x = run[op.chosen], run[op.x].unflatten(0, (-1, op.part.top_k))
     dtype = x.dtype
     order = chosen.argsort(dim=1)
+    if op.inputs is not None:
+        inputs = run[op.inputs] if run.world.rank == 0 else torch.zeros_like(run[op.inputs])
+        x = torch.where((chosen < op.part.num_experts).unsqueeze(2), x, inputs.unsqueeze(1))
     scaled = x.float() if op.weights is None else x.float() * run[op.weights].unsqueeze(2)
     y = torch.zeros_like(scaled[:, 0])
     for pairs in order.unbind(1):
         y += scaled[torch.arange(len(x), device=x.device), pairs]
     if op.shared is not None:
-        gate = 1.0 if op.part.shared_gate is None else run[op.logits][:, op.part.num_experts :].sigmoid()
+        gate = 1.0 if op.part.shared_gate is None else run[op.logits][:, op.part.routed :].sigmoid()
         y += run[op.shared].float() * gate
     run[op.y] = (run.world.all_reduce(y) if op.reduce else y).to(dtype)
 

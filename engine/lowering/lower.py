@@ -7,6 +7,7 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from engine.lowering.program import (
+    SHORTCUT,
     AbsorbQueries,
     Activation,
     ActivationNumbers,
@@ -98,6 +99,7 @@ from engine.models.parts import (
     body_norms,
     body_scales,
     output_norms,
+    summed_bodies,
 )
 from engine.models.ranks import divided_units, shared_units
 from engine.models.sources import (
@@ -145,17 +147,21 @@ class PartLowering:
         self.root = ""  # of the model's tensors
         self.layer_inputs: Value | None = None  # inputs of all layers
         self.selected: Value | None = None  # keys that the last indexer selected
+        self.shortcut = Value(name=SHORTCUT, width=hidden)
 
     def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         read, scales = self.x, body_scales(part)
         afters = output_norms(part)
         assert (part.after is None and not afters) or scales[0] == 1.0, "a norm would remove the scale"
         # The ranks' shares of a sum are added before a norm. A body that every rank computes must not be part of it.
-        assert part.body is bodies(part)[0] or not any(isinstance(one, LowRank) for one in bodies(part)) or afters[0]
+        summed = summed_bodies(part)
+        assert part.body is summed[0] or not any(isinstance(one, LowRank) for one in summed) or afters[0]
         if part.before is not None:
             read = self.normed
             yield self.norm(part.before, path, self.x, read)
-        for number, body in enumerate(bodies(part)):
+        if part.shortcut is not None:
+            yield from self._experts(part.shortcut, join(path, part.shortcut.name), read, self.shortcut)
+        for number, body in enumerate(summed):
             y = self.out if number == 0 else Value(name="other", width=self.out.width)
             if norms := body_norms(part):
                 read = self.normed
@@ -548,6 +554,7 @@ class PartLowering:
             shared=shared,
             y=y,
             part=part,
+            inputs=x if part.zero_experts else None,
             reduce=self.ranks > 1,
         )
 
@@ -595,6 +602,8 @@ class _Lowering(PartLowering):
             for part in block:
                 ops += self.residual_block(part, path)
                 cross += self._cross_kv(part, path)
+            if any(part.shortcut is not None for part in block):
+                ops.append(Add(x=self.x, y=self.shortcut))
             ops += self._deepstack(index)
         if model.streams is not None:
             ops += self._collect(model.streams)

@@ -33,6 +33,7 @@ from engine.models.parts import (
 )
 from engine.models.sources import ACT_FN, join, latent_linears
 
+SHORTCUT = "shortcut"  # buffer that is added after the last block of a layer
 Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower"]
 
 
@@ -669,7 +670,8 @@ class ExpertLinear:
 @dataclass(frozen=True, kw_only=True)
 class Combine:
     """y = Σ weight · x of a token's pairs, in the order of their experts (+ shared, or sigmoid(gate) · shared), in
-    float32. weights: None if all are 1. reduce: the sums of the ranks are added."""
+    float32. weights: None if all are 1. reduce: the sums of the ranks are added. inputs: of the experts, which are the
+    x of pairs with zero-computation experts; only rank 0 adds them."""
 
     x: Value
     chosen: Value
@@ -678,6 +680,7 @@ class Combine:
     shared: Value | None
     y: Value
     part: Experts
+    inputs: Value | None = None
     reduce: bool = False
 
 
@@ -1063,7 +1066,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
         case ExpertLinear():
             return op.x, op.chosen, *(() if op.weights is None else (op.weights,))
         case Combine():
-            return op.x, op.chosen, op.logits, *(one for one in (op.weights, op.shared) if one is not None)
+            return op.x, op.chosen, op.logits, *(one for one in (op.weights, op.shared, op.inputs) if one is not None)
         case Gate():
             return op.x.value, op.gate.value
         case CausalConv():

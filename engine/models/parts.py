@@ -35,12 +35,13 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
-    """y = x / sqrt(mean(x²) + eps) · (w + offset)."""
+    """y = x / sqrt(mean(x²) + eps) · scale · (w + offset)."""
 
     size: int
     eps: float
     weight: bool = True  # False: w is 1 (Llama 4)
     offset: float = 0.0  # 1: the checkpoint stores w - 1 (Gemma)
+    scale: float = 1.0
     name: str = ""
     last: str = "weight"  # last component of the tensor's name; "": the tensor is `name` itself
 
@@ -381,7 +382,8 @@ class Experts:
     Experts are selected by score + `correction`. If there are `groups` (equal numbers of experts, in order), only those
     of the `groups_kept` best groups are selected; `group_score` ranks groups by their largest sum, or by the total of
     their two largest. w_e is the score without correction, divided by the sum over the selected experts if
-    `normalized`, and multiplied by `weight_scale`.
+    `normalized`, and multiplied by `weight_scale`. Numbers from `num_experts` on are `zero_experts`, whose output is
+    their input (arXiv:2509.01322, section 2.1).
 
     Expert e is an MLP with tensors under `experts`.e: act(gate x) · up x, or with `limit` and `up_offset`
     act(min(gate x, limit)) · (clamp(up x, -limit, limit) + up_offset). The router is a separate projection, which is
@@ -392,10 +394,11 @@ class Experts:
 
     hidden: int
     intermediate_size: int  # of each routed expert
-    num_experts: int
+    num_experts: int  # that have weights
     top_k: int  # experts per token
     scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"]
     jitter: float = 0.0  # of sparsemixer
+    zero_experts: int = 0
     act: str = "silu"
     limit: float | None = None
     up_offset: float = 0.0
@@ -422,6 +425,11 @@ class Experts:
     shared: MLP | None = None
     shared_gate: str | None = None
     name: str = "mlp"
+
+    @property
+    def routed(self) -> int:
+        """Number of experts that a router selects from."""
+        return self.num_experts + self.zero_experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -581,7 +589,10 @@ class Parallel:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualBlock:
-    """x = last(factor · (x + scale · after(body(before(x))))), or with `multiplier` its product with that number."""
+    """x = last(factor · (x + scale · after(body(before(x))))), or with `multiplier` its product with that number.
+
+    `shortcut` has the same input as the body; its output is added after the last residual block of the layer
+    (LongCat)."""
 
     body: Body | Parallel
     before: Norm | None = None
@@ -590,6 +601,7 @@ class ResidualBlock:
     last: Norm | None = None
     factor: float = 1.0
     multiplier: str = ""  # name of a tensor with a single number
+    shortcut: Experts | None = None
 
 
 Block = tuple[ResidualBlock, ...]
@@ -1033,15 +1045,20 @@ def is_self_attention(body: Body) -> TypeGuard[SelfAttention]:
     return isinstance(body, LatentAttention) or (isinstance(body, Attention) and not body.source)
 
 
-def bodies(branch: ResidualBlock) -> tuple[Body, ...]:
-    """Return the bodies of a residual block; the outputs of several are summed."""
+def summed_bodies(branch: ResidualBlock) -> tuple[Body, ...]:
+    """Return the bodies whose outputs a residual block adds."""
     return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
+
+
+def bodies(branch: ResidualBlock) -> tuple[Body, ...]:
+    """Return all bodies of a residual block, its shortcut last."""
+    return summed_bodies(branch) if branch.shortcut is None else (*summed_bodies(branch), branch.shortcut)
 
 
 def body_scales(branch: ResidualBlock) -> tuple[float, ...]:
     """Return the factor of the output of each body of a residual block."""
     scales = branch.body.scales if isinstance(branch.body, Parallel) else ()
-    return scales or (1.0,) * len(bodies(branch))
+    return scales or (1.0,) * len(summed_bodies(branch))
 
 
 def body_norms(branch: ResidualBlock) -> tuple[Norm, ...]:

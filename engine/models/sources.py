@@ -225,7 +225,7 @@ def width_linears(embed: Embedding) -> tuple[Linear, ...]:
 def router_linear(part: Experts) -> Linear:
     """Return the projection to the logits of all experts and, if the shared expert has a gate, its logit. Every rank
     has all of them."""
-    rows = [Rows(source=part.router, units=part.num_experts)]
+    rows = [Rows(source=part.router, units=part.routed)]
     if part.shared_gate is not None:
         rows.append(Rows(source=part.shared_gate, units=1))
     return Linear(rows=tuple(rows), inputs=part.hidden, split=None, bias=part.router_bias)
@@ -690,7 +690,7 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             for rms in body.norms:
                 found |= norm_sources(rms, join(path, body.name), (rms.size,))
         if isinstance(body, Experts) and body.correction:
-            shape = (1, body.num_experts) if body.correction_is_row else (body.num_experts,)
+            shape = (1, body.routed) if body.correction_is_row else (body.routed,)
             found[join(path, body.name, body.correction)] = shape
         if isinstance(body, Experts) and body.expert_scales:
             found[join(path, body.name, body.expert_scales)] = (body.num_experts,)

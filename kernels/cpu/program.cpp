@@ -100,6 +100,7 @@ Linear of_expert(const Experts& op, int64_t expert, const experts::Order& order)
 void pack_pairs(const Experts& op, int64_t token, float* packed, const experts::Order& order, Scratch& scratch) {
     for (int64_t place = token * op.k; place < (token + 1) * op.k; place++) {
         const int64_t expert = order.owner[size_t(place)], row = place - order.begin[size_t(expert)];
+        if (expert >= op.count) continue;  // it computes nothing
         Linear linear = op.linears[expert];
         linear.x += (op.gathered ? order.pair[size_t(place)] / op.k : place) * linear.x_stride;
         linear.x_stride = 0;

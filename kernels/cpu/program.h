@@ -146,11 +146,12 @@ struct Experts {
     int32_t gathered;
 };
 
-// y = Σ weight · x over a token's rows of x (+ sigmoid(gate) · shared); weights (all are 1), gate and shared may be null
+// y = Σ weight · x over a token's rows of x (+ sigmoid(gate) · shared); weights (all are 1), gate and shared may be null.
+// The row of an expert from number `count` on is the input of the token, or 0 if that is null.
 struct Combine {
-    const float *x, *weights, *gate, *shared;
+    const float *x, *weights, *gate, *shared, *input;
     float* y;
-    int64_t x_stride, gate_stride, shared_stride, y_stride, size, k;
+    int64_t x_stride, gate_stride, shared_stride, input_stride, y_stride, size, k, count;
 };
 
 struct ShmCollective;

@@ -156,8 +156,8 @@ def experts(
 class Combine(Structure):
     kind: ClassVar[int] = 10
     _fields_ = [
-        *_fields(c_void_p, "x weights gate shared y"),
-        *_fields(c_int64, "x_stride gate_stride shared_stride y_stride size k"),
+        *_fields(c_void_p, "x weights gate shared input y"),
+        *_fields(c_int64, "x_stride gate_stride shared_stride input_stride y_stride size k count"),
     ]
 
 

@@ -61,6 +61,8 @@ MLA = {**SIZES, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 24,
        "qk_rope_head_dim": 6, "v_head_dim": 10}  # fmt: skip
 MLA_ODD = {**SIZES, **ONE_KV, "num_key_value_heads": 5, "q_lora_rank": None, "kv_lora_rank": 19, "qk_nope_head_dim": 9,
            "qk_rope_head_dim": 4, "v_head_dim": 7}  # fmt: skip
+LONGCAT = {"num_layers": 2, "num_hidden_layers": 4, "ffn_hidden_size": 66, "moe_topk": 3, "n_routed_experts": 5,
+           "zero_expert_num": 4, "expert_ffn_hidden_size": 22, "routed_scaling_factor": 1.5}  # fmt: skip
 INDEX = {"index_n_heads": 9, "index_head_dim": 10, "index_topk": 6}
 MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.6}
 
@@ -272,6 +274,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                   "indexer_types": ["full", "shared", "full", "shared"]}),
     "glm-moe-dsa-odd": ("GlmMoeDsa", {**MLA_ODD, **MOE, **INDEX, "q_lora_rank": 11, "index_topk": 17,
                                       "index_topk_freq": 2, "index_skip_topk_offset": 1}),
+    "longcat": ("LongcatFlash", {**MLA, **LONGCAT, "head_dim": 6, "rope_parameters": MSCALE}),
+    "longcat-odd": ("LongcatFlash", {**MLA_ODD, **LONGCAT, "head_dim": 4, "q_lora_rank": 11, "num_layers": 1,
+                                     "num_hidden_layers": 2, "moe_topk": 2, "n_routed_experts": 2,
+                                     "zero_expert_num": 7, "tie_word_embeddings": True}),
     "youtu": ("Youtu", {**MLA, "rope_parameters": MSCALE}),
     "youtu-odd": ("Youtu", {**MLA_ODD, "tie_word_embeddings": False}),
     "minicpm3": ("MiniCPM3", {**MLA, "dim_model_base": 16, "max_position_embeddings": 256, "rope_parameters": {
@@ -420,6 +426,21 @@ def _llama_config(config: dict[str, Any], architecture: str) -> dict[str, Any]:
     return {**kept, "architectures": [architecture], "rope_theta": config["rope_parameters"]["rope_theta"]}
 
 
+def _longcat(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """transformers stores a projection of the zero-computation experts too, which nothing reads."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        path, _, last = key.rpartition(".")
+        if last == "gate_up_proj":
+            for number, (gate, up) in enumerate(one.chunk(2) for one in tensor[: config["n_routed_experts"]]):
+                found |= {f"{path}.{number}.gate_proj.weight": gate, f"{path}.{number}.up_proj.weight": up}
+        elif last == "down_proj":
+            found |= {f"{path}.{number}.down_proj.weight": one for number, one in enumerate(tensor)}
+        else:
+            found[key] = tensor
+    return found, config
+
+
 def _internlm2(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
     tensors = _joined(tensors, config["num_hidden_layers"], "wqkv", config["num_key_value_heads"])
     names = {"embed_tokens": "tok_embeddings", "self_attn": "attention", "o_proj": "wo", "mlp.gate_proj":
@@ -546,6 +567,7 @@ WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
     "qwen1": _qwen1,
     "minicpm": _minicpm,
     "exaone3": _exaone3,
+    "longcat": _longcat,
     "kimi_linear": _kimi_linear,
     "olmo_hybrid": _olmo_hybrid,
 }
