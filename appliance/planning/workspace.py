@@ -203,7 +203,7 @@ def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
     if not parts:
         return ()
     sums = model.embed.hidden if ranks > 1 else 0
-    words = max(part.num_experts + (part.shared_gate is not None) + ROUTE_WORDS * part.top_k + sums for part in parts)
+    words = max(part.routed + (part.shared_gate is not None) + ROUTE_WORDS * part.top_k + sums for part in parts)
     return (product("routes to experts (tokens × words)", tokens, words, 4),)
 
 

@@ -33,6 +33,7 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Clamp,
     Collect,
     Columns,
     Combine,
@@ -222,6 +223,8 @@ class CompiledOps:
             case Scale():
                 x = self._columns(op.x)
                 yield cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=op.factor, cap=0.0)
+            case Clamp():
+                yield _torch_clamp(op, self._columns(op.x))
             case AllReduce():
                 assert self.collective is not None, "several ranks have shared memory"
                 yield cpu.all_reduce(self.collective, values[op.x], values[op.x], gathers=False)
@@ -1068,12 +1071,23 @@ VECTOR = 64  # floats; more than the widest registers of torch's loops
 def _torch_gate(op: Gate, x: Tensor, gate: Tensor, y: Tensor) -> TorchOp:
     """Multiply by a gate. torch rounds the sigmoid of the last elements of a tensor differently if they do not fill its
     vectors. Rows of other widths are then computed one by one, so that a row does not depend on others."""
-    together = op.act == "none" or x.shape[1] % VECTOR == 0
+    together = op.act == "none" or gate.shape[1] % VECTOR == 0
 
     def compute(tokens: int) -> None:
         for rows in (slice(tokens),) if together else (slice(row, row + 1) for row in range(tokens)):
             factor = gate[rows].sigmoid() if op.act == "sigmoid" else gate[rows]
+            if gate.shape[1] < x.shape[1]:
+                factor = factor.repeat_interleave(x.shape[1] // gate.shape[1], 1)
             torch.mul(x[rows], factor, out=y[rows])
+
+    return TorchOp(compute)
+
+
+def _torch_clamp(op: Clamp, x: Tensor) -> TorchOp:
+    rows = op.x.value.rows
+
+    def compute(tokens: int) -> None:
+        x[: tokens * rows].clamp_(op.low, op.high)
 
     return TorchOp(compute)
 

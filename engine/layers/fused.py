@@ -34,6 +34,7 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Clamp,
     Collect,
     Columns,
     Combine,
@@ -362,6 +363,10 @@ def _scale(op: Scale, run: _Run) -> None:
     run.columns(op.x).mul_(op.factor)
 
 
+def _clamp(op: Clamp, run: _Run) -> None:
+    run.columns(op.x).clamp_(op.low, op.high)
+
+
 def _qk_norm(op: QKNorm, run: _Run) -> None:
     """Normalise q and k in place, each over all its heads together."""
     layer, qkv = run.weights.qk_norm(op.weight), run[op.qkv]
@@ -582,7 +587,8 @@ def _cut_heads(op: CutHeads, run: _Run) -> None:
 
 def _gate(op: Gate, run: _Run) -> None:
     gate = run.columns(op.gate)
-    run[op.y] = run.columns(op.x) * (gate.sigmoid() if op.act == "sigmoid" else gate)
+    factor = gate.sigmoid() if op.act == "sigmoid" else gate
+    run[op.y] = run.columns(op.x) * factor.repeat_interleave(op.x.width // op.gate.width, 1)
 
 
 def _causal_conv(op: CausalConv, run: _Run) -> None:
@@ -635,6 +641,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Add: _add,
     Multiply: _multiply,
     Scale: _scale,
+    Clamp: _clamp,
     QKNorm: _qk_norm,
     Rotate: _rotate,
     PrepareKV: _prepare_kv,

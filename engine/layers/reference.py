@@ -31,6 +31,7 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Clamp,
     Collect,
     Columns,
     Combine,
@@ -241,6 +242,10 @@ def _scale(op: Scale, run: Run) -> None:
     _columns(op.x, run).mul_(op.factor)
 
 
+def _clamp(op: Clamp, run: Run) -> None:
+    _columns(op.x, run).clamp_(op.low, op.high)
+
+
 def _all_reduce(op: AllReduce, run: Run) -> None:
     run[op.x] = run.world.all_reduce(run[op.x])
 
@@ -424,7 +429,8 @@ def _cut_heads(op: CutHeads, run: Run) -> None:
 
 def _gate(op: Gate, run: Run) -> None:
     gate = _columns(op.gate, run)
-    run[op.y] = _columns(op.x, run) * (gate.sigmoid() if op.act == "sigmoid" else gate)
+    factor = gate.sigmoid() if op.act == "sigmoid" else gate
+    run[op.y] = _columns(op.x, run) * factor.repeat_interleave(op.x.width // op.gate.width, 1)
 
 
 def _causal_conv(op: CausalConv, run: Run) -> None:
@@ -497,6 +503,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Add: _add,
     Multiply: _multiply,
     Scale: _scale,
+    Clamp: _clamp,
     AllReduce: _all_reduce,
     QKNorm: _qk_norm,
     Rotate: _rotate,

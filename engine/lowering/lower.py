@@ -18,6 +18,7 @@ from engine.lowering.program import (
     AttendLatent,
     AudioWeights,
     CausalConv,
+    Clamp,
     Collect,
     Columns,
     Combine,
@@ -230,7 +231,7 @@ class PartLowering:
         else:
             keys = 0 if part.shared_kv else kv_heads  # in qkv
             qkv = Value(name="qkv", width=(heads + 2 * keys) * dim)
-            gate = Value(name="gate", width=heads * dim)
+            gate = Value(name="gate", width=heads if part.gate_per_head else heads * dim)
             if part.gated:
                 yield Linear(x=x, y=gate, weight=into[0])
             yield from self._qkv(part, x, qkv, into[-1], heads + keys, keys)
@@ -507,6 +508,7 @@ class PartLowering:
         yield from _scaled(gate, part.gate_scale)
         if part.sparsity:
             yield Sparsify(x=gate, multiplier=NormalDist().inv_cdf(part.sparsity), size=part.intermediate_size)
+        yield from _clamped(wide, part.clamp)
         yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None, numbers=numbers)
         yield Linear(x=activated, y=y, weight=down, partial=True) if partial else self._summed(activated, y, down)
 
@@ -539,6 +541,7 @@ class PartLowering:
         of_inputs, of_outputs = (weights, None) if part.scales_inputs else (None, weights)
         gated = part.gate is not None
         yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True, weights=of_inputs)
+        yield from _clamped(wide, part.clamp)
         yield Activation(x=wide, y=activated, act=part.act, gated=gated, limit=part.limit, up_offset=part.up_offset)
         yield ExpertLinear(x=activated, y=pairs, chosen=chosen, matrices=downs, top_k=k, gathered=False)
         shared = None
@@ -757,6 +760,14 @@ class _Lowering(PartLowering):
 def _scaled(columns: Columns, factor: float) -> Iterator[Scale]:
     if factor != 1.0:
         yield Scale(x=columns, factor=factor)
+
+
+def _clamped(wide: Value, limits: tuple[float, float] | None) -> Iterator[Clamp]:
+    """Yield the operations that clamp gate and up, which are the halves of `wide`."""
+    if limits is not None:
+        gate, up = _split(wide, wide.width // 2, wide.width // 2)
+        yield Clamp(x=gate, low=-math.inf, high=limits[0])
+        yield Clamp(x=up, low=-limits[1], high=limits[1])
 
 
 def _whole(value: Value) -> Columns:

@@ -8,6 +8,7 @@ from engine.lowering.program import (
     Activation,
     Attend,
     AttendLatent,
+    Clamp,
     Combine,
     ExpandValues,
     ExpertLinear,
@@ -52,6 +53,7 @@ def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ..
         "weightings of experts by SparseMixer": routes,
         "weightings of experts by their own numbers": scaled,
         "attention layers with small values": sum(isinstance(op, PadValues) for op in ops),
+        "clamped inputs of activations": sum(isinstance(op, Clamp) for op in ops) // 2,
         "sparse activations": sum(isinstance(op, Sparsify) for op in ops),
         "operations on streams of hidden states": sum(
             isinstance(op, StreamOp) and not isinstance(op, Sparsify) for op in ops

@@ -710,6 +710,15 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clamp:
+    """x = min(max(x, low), high)."""
+
+    x: Columns
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spread:
     """y = the streams of x and of its projections to the other streams (kernels/streams.py)."""
 
@@ -766,7 +775,8 @@ class Sparsify:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """y = x · act(gate), element by element. act: sigmoid or none."""
+    """y = x · act(gate), element by element. act: sigmoid or none. A gate with fewer columns is that of several
+    consecutive columns of x each."""
 
     x: Columns
     gate: Columns
@@ -891,6 +901,7 @@ Op = (
     | Add
     | Multiply
     | Scale
+    | Clamp
     | AllReduce
     | QKNorm
     | Rotate
@@ -1053,7 +1064,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return _buffer(op.x), op.y
         case Keep():
             return op.x, op.y.value  # its other columns are kept
-        case Scale() | NormalizeGroups() | Sparsify():
+        case Scale() | Clamp() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
         case AllReduce() | InsertMedia() | AddMedia():
             return (op.x,)
@@ -1117,7 +1128,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (_buffer(op.x),)
         case AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
             return (op.x,)
-        case Scale() | NormalizeGroups() | Sparsify():
+        case Scale() | Clamp() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)

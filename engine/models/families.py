@@ -74,6 +74,7 @@ from engine.models import (
     smollm3,
     stablelm,
     starcoder2,
+    step3p5,
     t5,
     whisper,
 )
@@ -88,6 +89,7 @@ DECODERS = (
     *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
     *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe, gemma4, gemma3n, mimo_v2, longcat_flash),
+    step3p5,
 )
 RECURRENT = (
     *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, nemotron_h, olmo_hybrid, qwen3_5),

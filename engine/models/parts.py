@@ -250,6 +250,7 @@ class Attention:
     """The output of each head is multiplied by sigmoid(its gate). The projection to q has the query of each head,
     followed by its gate (Qwen3-Next), unless `gate_source` names a projection to the gates."""
     gate_source: str = ""  # without a bias
+    gate_per_head: bool = False  # a head has one gate, which `gate_source` projects to; else one for each element
     name: str = "self_attn"
 
     @property
@@ -346,6 +347,7 @@ class MLP:
     sparsity: float = 0.0
     """If not 0, gate x is replaced by max(gate x - t, 0) first. For normally distributed values, the threshold t of a
     token makes this share of them 0: it is their mean plus a multiple of their standard deviation (Gemma 3n)."""
+    clamp: tuple[float, float] | None = None  # gate x is at most the first number, and up x within ± the second
     name: str = "mlp"
 
 
@@ -402,6 +404,7 @@ class Experts:
     act: str = "silu"
     limit: float | None = None
     up_offset: float = 0.0
+    clamp: tuple[float, float] | None = None  # as in MLP
     bias: bool = False  # of the experts' projections
     router: str = "gate"
     router_bias: bool = False

@@ -75,7 +75,7 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
         bias=part.bias[1],
     )
     if part.gate_source:
-        gate = Rows(source=part.gate_source, units=part.heads, width=part.head_dim)
+        gate = Rows(source=part.gate_source, units=part.heads, width=1 if part.gate_per_head else part.head_dim)
         return (
             Linear(rows=(gate,), inputs=part.hidden, split="rows"),
             Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias[0]),

@@ -63,6 +63,9 @@ MLA_ODD = {**SIZES, **ONE_KV, "num_key_value_heads": 5, "q_lora_rank": None, "kv
            "qk_rope_head_dim": 4, "v_head_dim": 7}  # fmt: skip
 LONGCAT = {"num_layers": 2, "num_hidden_layers": 4, "ffn_hidden_size": 66, "moe_topk": 3, "n_routed_experts": 5,
            "zero_expert_num": 4, "expert_ffn_hidden_size": 22, "routed_scaling_factor": 1.5}  # fmt: skip
+STEP = {**SIZES, "num_experts_per_tok": 3, "n_routed_experts": 6, "moe_intermediate_size": 22, "share_expert_dim": 30,
+        "num_sliding_attention_heads": 4, "head_dim": 16, "sliding_window": 5, "layer_types": HYBRID,
+        "moe_router_scaling_factor": 1.5}  # fmt: skip
 INDEX = {"index_n_heads": 9, "index_head_dim": 10, "index_topk": 6}
 MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.6}
 
@@ -278,6 +281,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "longcat-odd": ("LongcatFlash", {**MLA_ODD, **LONGCAT, "head_dim": 4, "q_lora_rank": 11, "num_layers": 1,
                                      "num_hidden_layers": 2, "moe_topk": 2, "n_routed_experts": 2,
                                      "zero_expert_num": 7, "tie_word_embeddings": True}),
+    "step3p5": ("Step3p7", {**STEP, "mlp_layer_types": ["dense", "sparse", "sparse"],
+                            "swiglu_limits": [0.0, 0.05, None], "swiglu_limits_shared": [0.1, 0, 0.2],
+                            "rope_parameters": {"full_attention": {**LLAMA3, "partial_rotary_factor": 0.5},
+                                                "sliding_attention": {**DEFAULT, "rope_theta": 100.0}}}),
+    "step3p5-odd": ("Step3p7", {**STEP, **ONE_KV, "head_dim": 8, "num_sliding_attention_heads": 3,
+                                "layer_types": ["full_attention"] * 3, "mlp_layer_types": ["sparse"] * 3,
+                                "rope_parameters": {"full_attention": DEFAULT}}),
     "youtu": ("Youtu", {**MLA, "rope_parameters": MSCALE}),
     "youtu-odd": ("Youtu", {**MLA_ODD, "tie_word_embeddings": False}),
     "minicpm3": ("MiniCPM3", {**MLA, "dim_model_base": 16, "max_position_embeddings": 256, "rope_parameters": {
@@ -334,11 +344,12 @@ def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
     kind, settings = CASES[name]
     settings = {**settings, **(more or {})}
     name_of = CONFIGURATIONS.get(kind, f"{kind}Config")
-    config = getattr(transformers, name_of)(**settings)
+    config = getattr(transformers, name_of)(**(_beside_vision(settings) if kind == "Step3p7" else settings))
     torch.manual_seed(len(name))
     # The eager attention of transformers' Falcon adds the bias of ALiBi twice: by itself and in the mask.
     attention = "sdpa" if name.startswith("falcon-alibi") else "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config, **{**EAGER, "attn_implementation": attention}).eval()
+    auto = transformers.AutoModelForImageTextToText if kind == "Step3p7" else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, **{**EAGER, "attn_implementation": attention}).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Convolutions with small weights have small outputs, whose rounding norms of queries and keys would raise.
@@ -357,6 +368,12 @@ def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
     if name.startswith("baichuan13b"):
         _replace_rope_by_alibi(model)
     return model
+
+
+def _beside_vision(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a text model as those of a model that transformers has only with a vision tower."""
+    tower = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "mlp_ratio": 1.0, "image_size": 14}
+    return {"text_config": settings, "vision_config": tower}
 
 
 def _mpt_alibi(max_bias: int, heads: int, length: int, device: torch.device) -> Tensor:
@@ -439,6 +456,42 @@ def _longcat(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
         else:
             found[key] = tensor
     return found, config
+
+
+def _step3p5(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """The text model of Step-3.7-Flash, with the names of Step-3.5-Flash."""
+    text, found = config["text_config"], {}
+    names = {"model.language_model.": "model.", ".mlp.gate.e_score_correction_bias": ".moe.router_bias",
+             ".mlp.gate.weight": ".moe.gate.weight", ".mlp.shared_experts.": ".share_expert.",
+             ".mlp.experts.down_proj": ".moe.down_proj.weight"}  # fmt: skip
+    for key, tensor in _renamed({one: tensors[one] for one in tensors if "language" in one or "lm_" in one}, names).items():
+        if key.endswith("gate_up_proj"):
+            path = key.replace(".mlp.experts.gate_up_proj", ".moe")
+            gate, up = tensor.chunk(2, 1)
+            found |= {f"{path}.gate_proj.weight": gate, f"{path}.up_proj.weight": up}
+        else:
+            found[key] = tensor
+    ropes = [text["rope_parameters"][kind] for kind in text["layer_types"]]
+    scaled = {key: one for key, one in text["rope_parameters"]["full_attention"].items() if key != "rope_theta"}
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+            "max_position_embeddings", "moe_intermediate_size", "share_expert_dim", "sliding_window", "layer_types",
+            "swiglu_limits", "swiglu_limits_shared", "moe_router_scaling_factor")  # fmt: skip
+    return found, {
+        **{key: text[key] for key in keys},
+        "architectures": ["Step3p5ForCausalLM"],
+        "num_attention_groups": text["num_key_value_heads"],
+        "moe_num_experts": text["n_routed_experts"],
+        "moe_top_k": text["num_experts_per_tok"],
+        "attention_other_setting": {"num_attention_heads": text["num_sliding_attention_heads"]},
+        "moe_layers_enum": ",".join(str(i) for i, kind in enumerate(text["mlp_layer_types"]) if kind == "sparse"),
+        "moe_router_activation": "sigmoid",
+        "use_moe_router_bias": True,
+        "use_head_wise_attn_gate": True,
+        "rope_theta": [one["rope_theta"] for one in ropes],
+        "partial_rotary_factors": [one.get("partial_rotary_factor", 1.0) for one in ropes],
+        "rope_scaling": scaled,
+        "yarn_only_types": ["full_attention"],
+    }
 
 
 def _internlm2(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
@@ -568,6 +621,7 @@ WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
     "minicpm": _minicpm,
     "exaone3": _exaone3,
     "longcat": _longcat,
+    "step3p5": _step3p5,
     "kimi_linear": _kimi_linear,
     "olmo_hybrid": _olmo_hybrid,
 }
