@@ -128,14 +128,16 @@ def _selecting_layers(c: Config) -> tuple[bool, ...]:
     `indexer_types` lists them, `index_topk_pattern` spells them by F and S, or every `index_topk_freq`-th layer has one
     from the layer `index_skip_topk_offset` - 1 on, and all layers before it."""
     kinds = c.values.get("indexer_types")
-    if kinds is None and (pattern := c.values.get("index_topk_pattern")) is not None:
+    pattern = c.values.get("index_topk_pattern")
+    if kinds is None and isinstance(pattern, str):
         kinds = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
     if kinds is None and c.values.get("index_topk_freq") is not None:
         every, offset = max(1, c.whole("index_topk_freq", least=0)), c.whole("index_skip_topk_offset", least=0)
         kinds = ["full" if max(index - offset + 1, 0) % every == 0 else "shared" for index in range(c.layers)]
     if kinds is None:
         return (True,) * c.layers
-    if not isinstance(kinds, list) or len(kinds) != c.layers or set(kinds) - {"full", "shared"} or kinds[0] != "full":
+    named = isinstance(kinds, list) and len(kinds) == c.layers and all(kind in ("full", "shared") for kind in kinds)
+    if not named or kinds[0] != "full":
         raise CheckpointError(
             f"config.json: indexer_types must name full or shared for each of the {c.layers} layers, and full for the "
             "first"

@@ -536,14 +536,16 @@ def linear_paths(model: Model) -> tuple[str, ...]:
 
 
 def unquantized(model: Model) -> frozenset[str]:
-    """Return the weights that are never quantized: routers of experts, `exact_linears` of recurrent parts, and
-    projections to coefficients of streams."""
+    """Return the weights that are never quantized: routers of experts, weights of an indexer's heads, `exact_linears` of
+    recurrent parts, and projections to coefficients of streams."""
     found: set[str] = set()
     for path, body in _placed_bodies(model):
         inside = join(path, body.name)
         match body:
             case Experts():
                 found.update(linear_sources(router_linear(body), inside))
+            case LatentAttention(indexer=Indexer() as indexer):
+                found.update(linear_sources(indexer_linears(indexer)[2], join(inside, indexer.name)))
             case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
                 for linear in exact_linears(body):
                     found.update(linear_sources(linear, inside))

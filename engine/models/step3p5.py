@@ -71,7 +71,7 @@ def _attention(c: Config, index: int, kind: str) -> Attention:
     settings = {
         "rope_theta": _each(c, "rope_theta", 10_000.0)[index],
         "partial_rotary_factor": _each(c, "partial_rotary_factors", 1.0)[index],
-        "rope_scaling": c.values.get("rope_scaling") if scaled is None or kind in scaled else None,
+        "rope_scaling": None if isinstance(scaled, list) and kind not in scaled else c.values.get("rope_scaling"),
     }
     gated = c.flag("use_head_wise_attn_gate")
     return Attention(
