@@ -64,9 +64,7 @@ def select_paged_keys(
     return out
 
 
-def _gathered(
-    own: Tensor, pages: Tensor, layer: int, reads: Reads
-) -> Iterator[tuple[Tensor | slice, Tensor, Tensor]]:
+def _gathered(own: Tensor, pages: Tensor, layer: int, reads: Reads) -> Iterator[tuple[Tensor | slice, Tensor, Tensor]]:
     """Yield the rows of a step: the indexes of their tokens, the vectors that the tokens read, from position 0 on, and
     a mask, [tokens, length] fp32, -inf for those that a token does not see.
 

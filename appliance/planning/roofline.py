@@ -214,7 +214,9 @@ def active_parameters(model: Model) -> int:
 def state_bytes(layout: Layout, program: Program, length: int) -> int:
     """Return the bytes of keys and values, or latents and keys of indexers, that a token reads at this context
     length."""
-    selected = {op.layer: op.selected.width for op in attends(program.ops) if isinstance(op, AttendLatent) and op.selected}
+    selected = {
+        op.layer: op.selected.width for op in attends(program.ops) if isinstance(op, AttendLatent) and op.selected
+    }
     total = 0
     for group in layout.groups:
         reach = length if group.reach is None else min(length, group.reach)

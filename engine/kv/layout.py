@@ -3,7 +3,8 @@
 The pool has blocks of equal size for all groups. A block belongs to one group at a time and contains `block_tokens`
 tokens of all its layers in one contiguous range, `[layer][plane][token][kv head][dim]`, so that a block is a single
 transfer. Planes are keys and values, or the single plane of latent attention, whose only head is a token's latent and
-shared key, or its key of an indexer. Groups have the same number of layers; if a kind of layers does not fill its last group, space is unused.
+shared key, or its key of an indexer. Groups have the same number of layers; if a kind of layers does not fill its last
+group, space is unused.
 
 Layers may have pages of several shapes (numbers and sizes of KV heads). A block then has as many layers of a shape as
 fill it exactly: twice as many with pages of half the size.

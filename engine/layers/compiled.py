@@ -919,7 +919,9 @@ def regions(
             finish()
             found.append(op)
             continue
-        paged = isinstance(op, cpu.Attend | cpu.LatentKV | cpu.Select) or (isinstance(op, cpu.RopeKV) and op.kv_heads > 0)
+        paged = isinstance(op, cpu.Attend | cpu.LatentKV | cpu.Select) or (
+            isinstance(op, cpu.RopeKV) and op.kv_heads > 0
+        )
         if paged and layout is not None and layout.groups:
             own = layout.shapes.index(layout.shapes[op.group])  # the first group with pages of this shape
             if own != group:

@@ -536,8 +536,8 @@ def linear_paths(model: Model) -> tuple[str, ...]:
 
 
 def unquantized(model: Model) -> frozenset[str]:
-    """Return the weights that are never quantized: routers of experts, weights of an indexer's heads, `exact_linears` of
-    recurrent parts, and projections to coefficients of streams."""
+    """Return the weights that are never quantized: routers of experts, projections to an indexer's weights,
+    `exact_linears` of recurrent parts, and projections to coefficients of streams."""
     found: set[str] = set()
     for path, body in _placed_bodies(model):
         inside = join(path, body.name)

@@ -126,7 +126,9 @@ def _layers_with_experts(c: Config) -> frozenset[int]:
     if given is None:
         return frozenset(range(3, c.layers))
     try:
-        return frozenset(int(one) for one in (given.split(",") if isinstance(given, str) else given) if str(one).strip())
+        return frozenset(
+            int(one) for one in (given.split(",") if isinstance(given, str) else given) if str(one).strip()
+        )
     except (TypeError, ValueError):
         raise CheckpointError(
             f"config.json: moe_layers_enum is {shown(given)}; it must be numbers of layers, separated by commas"

@@ -3,8 +3,8 @@
 
     out[t, h] = softmax(scale · q[t, h] kᵀ) k[:, : rank]
 
-A program has up to 16 heads of a token, and reads its keys in the order of their positions. Rows with one token and with
-several take the same path.
+A program has up to 16 heads of a token, and reads its keys in the order of their positions. Rows with one token and
+with several take the same path.
 """
 
 from collections.abc import Sequence
@@ -214,9 +214,9 @@ SPARSE_LATENT = Op(
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
-    flops=lambda *args: 0
-    if args[6].is_meta
-    else int(2 * _keys(args) * args[0].shape[1] * (args[0].shape[2] + args[8].shape[2])),
+    flops=lambda *args: (
+        0 if args[6].is_meta else int(2 * _keys(args) * args[0].shape[1] * (args[0].shape[2] + args[8].shape[2]))
+    ),
     single_row=single_row_of(0, 7, 8, lengths=6),
     rows=lambda args: args[6].shape[0],
     strided=(0, 8),

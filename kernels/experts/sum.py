@@ -31,7 +31,8 @@ def _reference(
     """y: [tokens · top_k, size], the experts of each token best first; weights fp32, order int32: [tokens, top_k],
     from expert_routes; shared: [tokens, size] of y's type; logits: [tokens, ..] fp32, with the logit of the shared
     expert in column `gate`; skipped: experts of each token, [tokens, top_k] int32, the number from which on they are
-    zero-computation experts, and their inputs, [tokens, size] of y's type → [tokens, size] of `dtype` (default: y's)."""
+    zero-computation experts, and their inputs, [tokens, size] of y's type → [tokens, size] of `dtype` (default:
+    y's)."""
     tokens, top_k = weights.shape
     given = y.view(tokens, top_k, y.shape[1]).float()
     if skipped is not None:
@@ -144,8 +145,8 @@ def _inputs(
     steep: bool = False,
     computed: int = 0,
 ) -> Args:
-    """computed: number of 6 experts that are not skipped. gate: the column of the shared expert's logit. steep: the first and the last expert cancel, and the others vanish
-    between them, so that every order gives a different sum."""
+    """gate: the column of the shared expert's logit. steep: the first and the last expert cancel, and the others vanish
+    between them, so that every order gives a different sum. computed: number of 6 experts that are not skipped."""
     weights = make.normal(tokens, top_k, dtype=torch.float32)
     order = make.normal(tokens, top_k, dtype=torch.float32).argsort(1).int()
     own = make.normal(tokens, size) if shared else None

@@ -464,7 +464,9 @@ def _step3p5(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
     names = {"model.language_model.": "model.", ".mlp.gate.e_score_correction_bias": ".moe.router_bias",
              ".mlp.gate.weight": ".moe.gate.weight", ".mlp.shared_experts.": ".share_expert.",
              ".mlp.experts.down_proj": ".moe.down_proj.weight"}  # fmt: skip
-    for key, tensor in _renamed({one: tensors[one] for one in tensors if "language" in one or "lm_" in one}, names).items():
+    for key, tensor in _renamed(
+        {one: tensors[one] for one in tensors if "language" in one or "lm_" in one}, names
+    ).items():
         if key.endswith("gate_up_proj"):
             path = key.replace(".mlp.experts.gate_up_proj", ".moe")
             gate, up = tensor.chunk(2, 1)
