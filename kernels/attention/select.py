@@ -179,7 +179,7 @@ def _triton(
         )
     if not selected.is_contiguous() or selected.dtype != torch.int32:
         raise ValueError("selected: must be contiguous int32")
-    programs, capacity = min(resident_programs(q.device), tokens), table.shape[1] * pages.shape[3]
+    programs, capacity = min(resident_programs(q.device, each=2), tokens), table.shape[1] * pages.shape[3]
     scores = torch.empty((programs, capacity), dtype=torch.float32, device=q.device)
     group = max(16, power_of_2(heads))
     size = {"heads": group, "dim": power_of_2(dim), "size": q.element_size()}
