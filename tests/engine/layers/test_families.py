@@ -106,7 +106,16 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
         *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2), ("gemma4", 2), ("gemma4-moe", 2)),
         *(("gemma3n", 2), ("mimo-v2", 2), ("opt-350m", 2)),
-        *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
+        *(
+            ("deepseek-v2", 2),
+            ("deepseek-v32", 2),
+            ("longcat", 2),
+            ("step3p5", 2),
+            ("youtu-odd", 5),
+            ("jamba", 2),
+            ("falcon-h1", 2),
+            ("kimi_linear", 2),
+        ),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
 )

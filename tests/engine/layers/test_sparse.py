@@ -89,7 +89,7 @@ def test_all_keys_selected_equals_dense_attention(body, saved, driver, ids, tmp_
 def test_compiled_sparse_row_is_identical_in_any_chunk_and_batch(body, saved, driver, ids):
     """The prompt has more than one split of keys, of which more than one is selected."""
     path, logits = saved("deepseek-v32-odd", {**WIDE, "index_topk": 520})
-    prompt, options = ids(545, 9), {"kernels": body}
+    prompt, options = ids(545, 9), {"kernels": body, "blocks": 400}
     want = driver(path, **options).run(prompt, len(prompt))
     torch.testing.assert_close(want, logits(prompt), atol=1e-4, rtol=0)
     one_by_one = driver(path, threads=1, **options)
@@ -160,7 +160,7 @@ def test_layers_with_an_indexer_are_those_of_transformers(more, full, tmp_path):
         ({"indexer_types": ["shared", "full", "full", "full"]}, "indexer_types must name full or shared for each of"),
         ({"indexer_types": ["full"]}, "for each of the 4 layers"),
         ({"index_head_dim": 4}, "index_head_dim 4 and qk_rope_head_dim 6; an indexer needs"),
-        ({"q_lora_rank": None}, "q_lora_rank is null, index_head_dim 10"),
+        ({"q_lora_rank": None}, "q_lora_rank is None, index_head_dim 10"),
         ({"index_topk": 0}, "index_topk is 0; it must be a whole number of at least 1"),
     ],
 )
