@@ -670,8 +670,8 @@ class ExpertLinear:
 @dataclass(frozen=True, kw_only=True)
 class Combine:
     """y = Σ weight · x of a token's pairs, in the order of their experts (+ shared, or sigmoid(gate) · shared), in
-    float32. weights: None if all are 1. reduce: the sums of the ranks are added. inputs: of the experts, which are the
-    x of pairs with zero-computation experts; only rank 0 adds them."""
+    float32. weights: None if all are 1. reduce: the sums of the ranks are added. inputs: read in place of x for
+    pairs with zero-computation experts; only rank 0 adds them."""
 
     x: Value
     chosen: Value
@@ -775,8 +775,8 @@ class Sparsify:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """y = x · act(gate), element by element. act: sigmoid or none. A gate with fewer columns is that of several
-    consecutive columns of x each."""
+    """y = x · act(gate), element by element. act: sigmoid or none. If the gate has fewer columns than x, each of them
+    multiplies several consecutive columns of x."""
 
     x: Columns
     gate: Columns

@@ -68,7 +68,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         mlps = tuple(experts if has_experts else mlp for has_experts in dense_first(c))
     attentions = (attention,) * c.layers
     if indexed:
-        # The indexer of GLM-5 rotates adjacent pairs, as its attention does; that of V3.2 rotates halves.
+        # GLM-5 rotates adjacent pairs of the index vectors, V3.2 pairs that are half of the rotated part apart.
         indexer = _indexer(c, attention, interleaved=architecture == "GlmMoeDsaForCausalLM")
         attentions = tuple(
             replace(attention, indexer=indexer) if selects else replace(attention, shares_selection=True)
@@ -124,9 +124,10 @@ def _indexer(c: Config, attention: LatentAttention, *, interleaved: bool) -> Ind
 
 
 def _selecting_layers(c: Config) -> tuple[bool, ...]:
-    """Return for each layer whether it has an indexer; others use the selection of the last layer that has one.
-    `indexer_types` lists them, `index_topk_pattern` spells them by F and S, or every `index_topk_freq`-th layer has one
-    from the layer `index_skip_topk_offset` - 1 on, and all layers before it."""
+    """Return for each layer whether it has an indexer. A layer without one uses the selection of the layer before.
+
+    `indexer_types` lists `full` and `shared`, and `index_topk_pattern` has a letter F or S for each layer. Without
+    both, all layers up to `index_skip_topk_offset` - 1 have an indexer, and after it every `index_topk_freq`-th."""
     kinds = c.values.get("indexer_types")
     pattern = c.values.get("index_topk_pattern")
     if kinds is None and isinstance(pattern, str):

@@ -1,7 +1,7 @@
 """LongCat-Flash: layers of two latent attentions and two MLPs, with experts on a shortcut.
 
-The experts read what the first MLP of a layer reads, and their output is added at the end of the layer. Some experts
-compute nothing: their output is their input. Queries and latents are multiplied by sqrt(hidden / rank). Source:
+The experts have the same input as the first MLP of a layer, and their output is added at the end of the layer.
+Zero-computation experts return their input. Queries and latents are multiplied by sqrt(hidden / rank). Source:
 transformers modeling_longcat_flash.py; arXiv:2509.01322.
 """
 

@@ -1,8 +1,9 @@
 """Step-3.5-Flash: windows with more heads in most layers, a gate for each head, and DeepSeek-V3's experts beside a
 shared one.
 
-In the last layers act(gate x) is limited from above, and up x from both sides. As silu rises above 0, its limit is a
-limit of its input. Source: transformers modeling_step3p7.py (the text model of Step-3.7-Flash).
+The last layers clamp silu(gate x) to a maximum, and up x to a range. silu increases above 0, so the maximum of its
+output is declared as a maximum of its input. Source: transformers modeling_step3p7.py, the text model of
+Step-3.7-Flash.
 """
 
 import math
@@ -145,7 +146,8 @@ def _each(c: Config, key: str, default: Any) -> list[Any]:
 
 
 def _clamp(limit: float | None) -> tuple[float, float] | None:
-    """Return the limit of silu(gate x) as a limit of gate x, and that of up x. No limit is 0 or null."""
+    """Return the maximum of gate x at which silu(gate x) is `limit`, and the maximum of up x. limit: 0 or null for
+    none."""
     if not limit:
         return None
     if not 0 < limit < math.inf:

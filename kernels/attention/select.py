@@ -155,7 +155,7 @@ def select_keys_kernel(
                 tl.store(out + written + tl.cumsum(keep.to(tl.int32), 0) - 1, position, keep)
                 written += tl.sum(keep.to(tl.int32), 0)
                 ties += tl.sum(equal.to(tl.int32), 0)
-            tl.debug_barrier()  # the scores are read before those of the next token replace them
+            tl.debug_barrier()  # the next token overwrites the scores
 
 
 def _triton(
@@ -247,7 +247,7 @@ def _inputs(
     layers: int = 2,
     equal: bool = False,
 ) -> Args:
-    """equal: all scores are whole numbers, of which many are equal."""
+    """equal: round the inputs, so that many scores are equal."""
     tokens = sum(count for count, _ in rows)
     q, weights = make.normal(tokens, heads, dim), make.normal(tokens, heads, dtype=torch.float32)
     pages, *places = page_inputs(make, rows, dim, block_tokens, layers)

@@ -371,7 +371,7 @@ def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
 
 
 def _beside_vision(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a text model as those of a model that transformers has only with a vision tower."""
+    """Add a small vision tower to the settings of a text model; transformers has no class for the text model alone."""
     tower = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "mlp_ratio": 1.0, "image_size": 14}
     return {"text_config": settings, "vision_config": tower}
 

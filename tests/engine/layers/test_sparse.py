@@ -87,7 +87,7 @@ def test_all_keys_selected_equals_dense_attention(body, saved, driver, ids, tmp_
 
 @pytest.mark.parametrize("body", usable())
 def test_compiled_sparse_row_is_identical_in_any_chunk_and_batch(body, saved, driver, ids):
-    """The prompt has more than one split of keys, of which more than one is selected."""
+    """The prompt and the selection are both longer than a split of 512 keys."""
     path, logits = saved("deepseek-v32-odd", {**WIDE, "index_topk": 520})
     prompt, options = ids(545, 9), {"kernels": body, "blocks": 400}
     want = driver(path, **options).run(prompt, len(prompt))
