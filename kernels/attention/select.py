@@ -211,7 +211,7 @@ def _triton(
         GROUP=group,
         WIDE=max(16, power_of_2(dim)),
         TILE=chosen["tile"],
-        CHUNK=512,
+        CHUNK=256,
         warps=chosen["warps"],
         stages=chosen["stages"],
     )

@@ -76,9 +76,9 @@ def expert_sum_kernel(
     for number in tl.static_range(TOP_K):
         pair = token * TOP_K + tl.load(order + token * TOP_K + number)
         if COMPUTED:
-            computed = tl.load(expert_ids + pair) < COMPUTED
-            value = tl.load(y + pair * SIZE + at, keep & computed, 0.0).to(tl.float32)
-            value += tl.load(inputs + token * inputs_row + at, keep & (computed == 0), 0.0).to(tl.float32)
+            expert = tl.load(expert_ids + pair) + at * 0  # the interpreter accepts no scalar in a mask
+            value = tl.load(y + pair * SIZE + at, keep & (expert < COMPUTED), 0.0).to(tl.float32)
+            value += tl.load(inputs + token * inputs_row + at, keep & (expert >= COMPUTED), 0.0).to(tl.float32)
         else:
             value = tl.load(y + pair * SIZE + at, keep, 0.0).to(tl.float32)
         total += tl.load(weights + pair) * value

@@ -29,8 +29,20 @@ TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
 DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "gemma4")
 # Their kernels are in kernels/test_ops.py.
-LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear", "gemma3n", "mimo-v2", "opt-350m")
-EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd", "gemma4-moe")
+LATER = (
+    "hunyuan",
+    "persimmon",
+    "apertus",
+    "afmoe",
+    "phimoe",
+    "jamba",
+    "kimi_linear",
+    "gemma3n",
+    "mimo-v2",
+    "opt-350m",
+    "step3p5",
+)
+EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd", "gemma4-moe", "longcat")
 
 
 IN_STEPS = ((29,), (9, 9, 9, 1, 1), (1,) * 16 + (13,))  # tokens of a prompt of 29 in each step
