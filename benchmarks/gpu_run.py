@@ -167,7 +167,7 @@ class Costs:
         parts = attentions(model)
         routed = [body for body in all_bodies(model) if isinstance(body, Experts)]
         experts = [body.num_experts * _elements(routed_mlps(body)[0]) for body in routed]
-        taken = [body.top_k / body.num_experts for body in routed]
+        taken = [body.top_k / body.routed for body in routed]
         unused = sum(count * (1 - share) for count, share in zip(experts, taken, strict=True))
         embed_bytes = round(weight_bytes * embed / elements) if embed_bytes is None else embed_bytes
         expert_bytes = round(weight_bytes * sum(experts) / elements)

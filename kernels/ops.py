@@ -7,6 +7,8 @@ from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.latent import LATENT_DECODE, LATENT_PREFILL
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.schedule import DECODE_SCHEDULE
+from kernels.attention.select import SELECT_KEYS
+from kernels.attention.sparse_latent import SPARSE_LATENT
 from kernels.block_copy import BLOCK_COPY
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.embedding import EMBEDDING
@@ -18,6 +20,7 @@ from kernels.experts.sum import EXPERT_SUM
 from kernels.finite import FINITE_ROWS
 from kernels.fp8_matmul import FP8_MATMUL
 from kernels.head_matmul import HEAD_MATMUL
+from kernels.index_kv import INDEX_KV
 from kernels.integer_matmul import INTEGER_MATMUL
 from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
@@ -68,6 +71,9 @@ OPS: tuple[Op, ...] = (
     LATENT_KV,
     LATENT_DECODE,
     LATENT_PREFILL,
+    INDEX_KV,
+    SELECT_KEYS,
+    SPARSE_LATENT,
     HEAD_MATMUL,
     MATMUL,
     FP8_MATMUL,

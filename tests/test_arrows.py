@@ -29,7 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels.tools": ("kernels.jit", "kernels.op"),
     "kernels.sampling": ("kernels.cpu", "kernels.jit", "kernels.op"),
     "kernels.experts": ("kernels.sampling", "kernels.jit", "kernels.op", "kernels.tuning"),
-    "kernels.attention": ("kernels.cpu", "kernels.jit", "kernels.op", "kernels.tuning"),
+    "kernels.attention": ("kernels.cpu", "kernels.sampling", "kernels.jit", "kernels.op", "kernels.tuning"),
     "kernels.recurrent": ("kernels.activation", "kernels.attention", "kernels.cpu", "kernels.jit", "kernels.op"),
     "engine": ("kernels",),
     "engine.api": (),

@@ -43,7 +43,8 @@ Layers of Llama 4 with rotary positions attend within chunks of `attention_chunk
 freed like those of a sliding window, as soon as a sequence enters the next chunk.
 
 The compiled kernels of a CPU leave some operations to torch: squared ReLU (Nemotron, Persimmon), xIELU (Apertus), the
-weights of SparseMixer (Phi-3.5-MoE) and output gates of attention (AFMoE). `slipway plan` names them.
+weights of SparseMixer (Phi-3.5-MoE), output gates of attention (AFMoE, Step-3.5) and clamped gates (the last layers of
+Step-3.5). `slipway plan` names them.
 
 ## Recurrent and hybrid models
 
@@ -73,7 +74,15 @@ The KV cache of DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Youtu and MiniCPM3 h
 (`kv_lora_rank`) and its rotated key (`qk_rope_head_dim`), which all heads share: 576 numbers in DeepSeek-V3, in place
 of 40,960 of expanded keys and values. Each rank of tensor parallelism has all of them. They are stored in 16 or 32
 bits, not in 8. `kv_b_proj` is divided into two matrices for each head and is never quantized; if the checkpoint stores
-it quantized, it is dequantized at load. Layers for multi-token prediction are not used.
+it quantized, it is dequantized at load. Layers for multi-token prediction are not used. LongCat-Flash has two such
+attentions in a layer.
+
+DeepSeek-V3.2 and GLM-5 read only the `index_topk` keys of a sequence that an indexer selects. Its keys
+(`index_head_dim` numbers per token and layer with an indexer) are further pages of the KV cache, in the same type.
+Each rank computes the complete selection. Up to `index_topk` tokens, results are those of dense attention, with the
+compiled kernels bit for bit. The original code multiplies queries and keys of the indexer by a Hadamard matrix and
+rounds them to fp8; like transformers, Slipway does neither. The weights of the indexer's heads (`weights_proj`) are
+never quantized.
 
 ## Models that read images
 

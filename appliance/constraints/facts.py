@@ -23,6 +23,7 @@ from engine.models.parts import (
     bodies,
     encoder_bodies,
     has_experts,
+    page_writers,
     recurrents,
 )
 from engine.models.quantized import Quantization
@@ -104,7 +105,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         acausal_alibi=any(p.alibi is not None and (p.source or not p.causal) for p in attending),
         wrong_chunks=any(not part.supported_limits for part in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
-        pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in parts)),
+        pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in (*page_writers(model), *parts))),
         adapter_groups=adapter_groups(model, checkpoint.adapters, checkpoint.adapter_slots),
         latent=max((part.kv_lora_rank for part in parts if isinstance(part, LatentAttention)), default=0),
     )

@@ -21,7 +21,8 @@ from engine.kv.layout import Layout
 from engine.kv.states import state_layout
 from engine.lowering.footprint import Holding
 from engine.lowering.lower import lower
-from engine.lowering.measures import attention_operations, encoder_weights, multiplied, touched_experts
+from engine.lowering.measures import attends, attention_operations, encoder_weights, multiplied, touched_experts
+from engine.lowering.program import AttendLatent, Program
 from engine.models.parts import Model
 
 DECODE_LENGTH = 1024  # context length of each row in a decode step
@@ -151,13 +152,13 @@ def _decode(
     unread = encoder_weights(program)
     holdings = [one for one in holdings if one.weight not in unread]
     dense, experts, share = _matrices(holdings, head=True), _experts(holdings), touched_experts(program, rows)
-    state = rows * state_bytes(layout, length)
+    state = rows * state_bytes(layout, program, length)
     multiplied = 2 * active_parameters(model) + attention_operations(program.ops, length)
     steps = [leading("matrices except experts and embedding", number(dense), dense)]
     if experts:
         formula = f"{number(experts)} × {number(share)}"
         steps.append(leading("experts used by the rows", formula, experts * share))
-    formula = f"{number(rows)} × {number(state_bytes(layout, length))}"
+    formula = f"{number(rows)} × {number(state_bytes(layout, program, length))}"
     steps.append(leading(f"keys and values, {length} tokens per row", formula, state))
     slot = state_layout(model, limit.ranks).slot_bytes
     if slot:
@@ -179,7 +180,7 @@ def step_seconds(
     unread = encoder_weights(program)
     holdings = [one for one in holdings if one.weight not in unread]
     dense, experts = _matrices(holdings, head=True), _experts(holdings)
-    read = [dense, experts * touched_experts(program, rows * tokens), rows * state_bytes(layout, length)]
+    read = [dense, experts * touched_experts(program, rows * tokens), rows * state_bytes(layout, program, length)]
     computed = rows * tokens, 2 * active_parameters(model) + attention_operations(program.ops, length)
     seconds = max(sum(read) / limit.bandwidth, math.prod(computed) / (limit.ranks * limit.operations))
     reading = f"({' + '.join(map(number, read))}) / {number(limit.bandwidth)}"
@@ -246,10 +247,15 @@ def active_parameters(model: Model) -> int:
     return model.embed.vocab * model.embed.row_width + multiplied(lower(model).ops)
 
 
-def state_bytes(layout: Layout, length: int) -> int:
-    """Return the bytes of keys and values, or latents, that a token reads at this context length."""
+def state_bytes(layout: Layout, program: Program, length: int) -> int:
+    """Return the bytes of keys and values, or latents and keys of indexers, that a token reads at this context
+    length."""
+    selected = {
+        op.layer: op.selected.width for op in attends(program.ops) if isinstance(op, AttendLatent) and op.selected
+    }
     total = 0
     for group in layout.groups:
         reach = length if group.reach is None else min(length, group.reach)
-        total += len(group.layers) * layout.layer_bytes(group) * reach
+        tokens = sum(min(reach, selected.get(layer, reach)) for layer in group.layers)
+        total += layout.layer_bytes(group) * tokens
     return total

@@ -22,6 +22,7 @@ from engine.models.parts import (
     Block,
     Body,
     DeltaNet,
+    Indexer,
     KimiDelta,
     LatentAttention,
     LayerInput,
@@ -226,7 +227,7 @@ def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
     if not parts:
         return ()
     sums = model.embed.hidden if ranks > 1 else 0
-    words = max(part.num_experts + (part.shared_gate is not None) + ROUTE_WORDS * part.top_k + sums for part in parts)
+    words = max(part.routed + (part.shared_gate is not None) + ROUTE_WORDS * part.top_k + sums for part in parts)
     return (product("routes to experts (tokens × words)", tokens, words, 4),)
 
 
@@ -401,7 +402,8 @@ def _width(body: Body, ranks: int) -> int:
             return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
         case LatentAttention():
             widths = body.query_dim + body.state_dim + body.kv_lora_rank + body.v_head_dim
-            return 2 * (_own(body.heads, ranks) * widths + body.state_dim)
+            indexer = 0 if body.indexer is None else _indexer_width(body.indexer)
+            return 2 * (_own(body.heads, ranks) * widths + body.state_dim) + indexer
         case MLP():
             return 3 * _own(body.intermediate_size, ranks)
         case LayerInput():
@@ -413,6 +415,11 @@ def _width(body: Body, ranks: int) -> int:
     # Triton stores one row per token and selected expert. torch computes the experts one by one, in float32.
     shared = 0 if body.shared is None else 3 * _own(body.shared.intermediate_size, ranks) + body.hidden
     return body.top_k * (3 * _own(body.intermediate_size, ranks) + body.hidden) + 6 * body.hidden + shared
+
+
+def _indexer_width(part: Indexer) -> int:
+    """Elements of queries, key, float32 weights and selected positions."""
+    return 2 * (part.heads * part.head_dim + part.head_dim + 2 * part.heads + part.top_k)
 
 
 def _own(units: int, ranks: int) -> int:

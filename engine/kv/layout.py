@@ -3,7 +3,8 @@
 The pool has blocks of equal size for all groups. A block belongs to one group at a time and contains `block_tokens`
 tokens of all its layers in one contiguous range, `[layer][plane][token][kv head][dim]`, so that a block is a single
 transfer. Planes are keys and values, or the single plane of latent attention, whose only head is a token's latent and
-shared key. Groups have the same number of layers; if a kind of layers does not fill its last group, space is unused.
+shared key, or its key of an indexer. Groups have the same number of layers; if a kind of layers does not fill its last
+group, space is unused.
 
 Layers may have pages of several shapes (numbers and sizes of KV heads). A block then has as many layers of a shape as
 fill it exactly: twice as many with pages of half the size.
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from engine.api.errors import ConfigError
-from engine.models.parts import LatentAttention, Model, SelfAttention, cached_attentions
+from engine.models.parts import Indexer, LatentAttention, Model, PageWriter, page_writers
 
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
 # Of each key and each value in pages of whole numbers: a float32 that they are multiplied by.
@@ -57,7 +58,7 @@ class Group:
     """Attention layers that share block tables."""
 
     name: str
-    layers: tuple[int, ...]  # indexes into the model's attention layers that write pages
+    layers: tuple[int, ...]  # indexes into the model's parts that write pages
     window: int | None = None
     chunk: int | None = None  # of chunked attention, which excludes a window
     shape: Shape | None = None  # of a layout with pages of several shapes
@@ -189,7 +190,7 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: 
     groups, 2 spare). Among numbers with equally few groups, it is the one with the fewest spare layers. Raises
     ConfigError for scales in pages of several shapes.
     """
-    parts = cached_attentions(model)
+    parts = page_writers(model)
     if not parts:
         return Layout((), block_tokens, 0, 0, 0, element_bytes, scale_bytes)
     kinds: dict[Kind, list[int]] = {}
@@ -218,9 +219,15 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: 
     return Layout(tuple(groups), block_tokens, layers, kv_heads, head_dim, element_bytes, scale_bytes, planes)
 
 
-def page_shape(part: SelfAttention) -> tuple[int, int, int]:
-    """Return planes, KV heads and head dimension of an attention's pages. Every rank has the latents of all heads."""
-    return (1, 1, part.state_dim) if isinstance(part, LatentAttention) else (2, part.kv_heads, part.head_dim)
+def page_shape(part: PageWriter) -> tuple[int, int, int]:
+    """Return planes, KV heads and head dimension of a part's pages. Latents and keys of an indexer have a single head,
+    and every rank has them whole."""
+    match part:
+        case LatentAttention():
+            return 1, 1, part.state_dim
+        case Indexer():
+            return 1, 1, part.head_dim
+    return 2, part.kv_heads, part.head_dim
 
 
 def _units_per_block(kinds: Sequence[tuple[int, int]]) -> int:

@@ -34,6 +34,7 @@ from engine.lowering.program import (
     AttendLatent,
     BlockLinear,
     CausalConv,
+    Clamp,
     Collect,
     Columns,
     Combine,
@@ -60,6 +61,7 @@ from engine.lowering.program import (
     Op,
     PadValues,
     Predict,
+    PrepareIndex,
     PrepareKV,
     PrepareLatent,
     Program,
@@ -72,6 +74,7 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    SelectKeys,
     Sparsify,
     Spread,
     StreamOp,
@@ -226,6 +229,8 @@ class CompiledOps:
             case Scale():
                 x = self._columns(op.x)
                 yield cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=op.factor, cap=0.0)
+            case Clamp():
+                yield _torch_clamp(op, self._columns(op.x))
             case AllReduce():
                 assert self.collective is not None, "several ranks have shared memory"
                 yield cpu.all_reduce(self.collective, values[op.x], values[op.x], gathers=False)
@@ -244,11 +249,15 @@ class CompiledOps:
                 yield self._attend(op, values[op.qkv], values[op.y])
             case PrepareLatent():
                 yield from self._prepare_latent(op, values)
+            case PrepareIndex():
+                yield from self._prepare_index(op, values)
+            case SelectKeys():
+                yield self._select_keys(op, values)
             case AbsorbQueries():
                 q, y = _heads(values[op.q], op.heads), _heads(values[op.y], op.heads)
                 yield cpu.heads(weights.heads(op.weight).absorbing, q, y)
             case AttendLatent():
-                yield self._attend_latent(op, values[op.q], values[op.y])
+                yield self._attend_latent(op, values)
             case ExpandValues():
                 x, y = _heads(values[op.x], op.heads), _heads(values[op.y], op.heads)
                 yield cpu.heads(weights.heads(op.weight).expanding, x, y)
@@ -271,7 +280,7 @@ class CompiledOps:
                     own = lora.a, lora.b, lora.ranks, lora.pieces
                     yield cpu.lora_experts(*own, x, y, k, gathered=op.gathered, scales=scales)
             case Combine():
-                yield _combine(op, values)
+                yield _combine(op, values, 0 if self.vocabulary is None else self.vocabulary.world.rank)
             case CausalConv():
                 yield self._causal_conv(op)
             case DeltaRule():
@@ -562,12 +571,42 @@ class CompiledOps:
             layer=place.layer,
         )
 
-    def _attend_latent(self, op: AttendLatent, q: Tensor, y: Tensor) -> cpu.Attend:
-        part, place = op.part, self._place(op.layer)
+    def _prepare_index(self, op: PrepareIndex, values: Buffers) -> Iterator[cpu.Op]:
+        part, key, layer, place = op.part, values[op.key], self.weights.norm(op.norm), self._place(op.layer)
+        yield _norm(layer.norm, layer.weight, layer.bias, key, key)
+        for x, heads in ((values[op.q], part.heads), (key, 1)):
+            yield self._rotate(Rotate(qkv=op.q, rope=part.rope, heads=heads, head_dim=part.head_dim), x)
+        # A latent without queries, whose rotation is done.
+        yield cpu.LatentKV(
+            latent=key.data_ptr(),
+            latent_stride=key.stride(0),
+            dim=part.head_dim,
+            group=place.group,
+            layer=place.layer,
+        )
+
+    def _select_keys(self, op: SelectKeys, values: Buffers) -> cpu.Select:
+        part, q, weights, place = op.part, values[op.q], values[op.weights], self._place(op.layer)
+        return cpu.Select(
+            q=q.data_ptr(),
+            weights=weights.data_ptr(),
+            selected=values[op.y].data_ptr(),  # int32
+            q_stride=q.stride(0),
+            weights_stride=weights.stride(0),
+            heads=part.heads,
+            dim=part.head_dim,
+            top_k=part.top_k,
+            group=place.group,
+            layer=place.layer,
+        )
+
+    def _attend_latent(self, op: AttendLatent, values: Buffers) -> cpu.Attend:
+        part, place, q, y = op.part, self._place(op.layer), values[op.q], values[op.y]
         # Heads are the work of several threads.
         each = max(size for size in range(1, min(op.heads, LATENT_HEADS) + 1) if op.heads % size == 0)
         return cpu.Attend(
             q=q.data_ptr(),
+            selected=None if op.selected is None else values[op.selected].data_ptr(),  # int32
             out=y.data_ptr(),
             q_stride=q.stride(0),
             out_stride=y.stride(0),
@@ -577,6 +616,7 @@ class CompiledOps:
             value_dim=part.kv_lora_rank,
             window=0,
             chunk=0,
+            top_k=0 if op.selected is None else op.selected.width,
             scale=part.scale,
             softcap=0.0,
             group=place.group,
@@ -595,7 +635,7 @@ class CompiledOps:
             weights=values[op.weights].data_ptr(),
             correction=None if correction is None else correction.data_ptr(),
             logits_stride=logits.stride(0),
-            count=part.num_experts,
+            count=part.routed,
             k=part.top_k,
             groups=part.groups,
             groups_kept=part.groups_kept,
@@ -831,22 +871,26 @@ def _scale_queries(op: ScaleQueries, qkv: Tensor) -> cpu.ScaleQueries:
     )
 
 
-def _combine(op: Combine, values: Buffers) -> cpu.Combine:
+def _combine(op: Combine, values: Buffers, rank: int) -> cpu.Combine:
     y, logits = values[op.y], values[op.logits]
     shared = None if op.shared is None else values[op.shared]
-    gate = None if op.part.shared_gate is None else logits[:, op.part.num_experts :]
+    gate = None if op.part.shared_gate is None else logits[:, op.part.routed :]
+    inputs = None if op.inputs is None or rank > 0 else values[op.inputs]
     return cpu.Combine(
         x=values[op.x].data_ptr(),
         weights=None if op.weights is None else values[op.weights].data_ptr(),
         gate=None if gate is None else gate.data_ptr(),
         shared=None if shared is None else shared.data_ptr(),
+        input=None if inputs is None else inputs.data_ptr(),
         y=y.data_ptr(),
         x_stride=op.x.width,
         gate_stride=0 if gate is None else gate.stride(0),
         shared_stride=0 if shared is None else shared.stride(0),
+        input_stride=0 if inputs is None else inputs.stride(0),
         y_stride=y.stride(0),
         size=op.y.width,
         k=op.part.top_k,
+        count=op.part.num_experts,
     )
 
 
@@ -932,7 +976,9 @@ def regions(
             finish()
             found.append(op)
             continue
-        paged = isinstance(op, cpu.Attend | cpu.LatentKV) or (isinstance(op, cpu.RopeKV) and op.kv_heads > 0)
+        paged = isinstance(op, cpu.Attend | cpu.LatentKV | cpu.Select) or (
+            isinstance(op, cpu.RopeKV) and op.kv_heads > 0
+        )
         if paged and layout is not None and layout.groups:
             own = layout.shapes.index(layout.shapes[op.group])  # the first group with pages of this shape
             if own != group:
@@ -1026,7 +1072,7 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
     logits, chosen, weights = values[op.logits], values[op.chosen].view(torch.int32), values[op.weights]
 
     def compute(tokens: int) -> None:
-        own = logits[:tokens, : op.part.num_experts]
+        own = logits[:tokens, : op.part.routed]
         weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
 
     return TorchOp(compute)
@@ -1084,12 +1130,23 @@ VECTOR = 64  # floats; more than the widest registers of torch's loops
 def _torch_gate(op: Gate, x: Tensor, gate: Tensor, y: Tensor) -> TorchOp:
     """Multiply by a gate. torch rounds the sigmoid of the last elements of a tensor differently if they do not fill its
     vectors. Rows of other widths are then computed one by one, so that a row does not depend on others."""
-    together = op.act == "none" or x.shape[1] % VECTOR == 0
+    together = op.act == "none" or gate.shape[1] % VECTOR == 0
 
     def compute(tokens: int) -> None:
         for rows in (slice(tokens),) if together else (slice(row, row + 1) for row in range(tokens)):
             factor = gate[rows].sigmoid() if op.act == "sigmoid" else gate[rows]
+            if gate.shape[1] < x.shape[1]:
+                factor = factor.repeat_interleave(x.shape[1] // gate.shape[1], 1)
             torch.mul(x[rows], factor, out=y[rows])
+
+    return TorchOp(compute)
+
+
+def _torch_clamp(op: Clamp, x: Tensor) -> TorchOp:
+    rows = op.x.value.rows
+
+    def compute(tokens: int) -> None:
+        x[: tokens * rows].clamp_(op.low, op.high)
 
     return TorchOp(compute)
 

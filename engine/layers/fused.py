@@ -37,6 +37,7 @@ from engine.lowering.program import (
     AttendLatent,
     BlockLinear,
     CausalConv,
+    Clamp,
     Collect,
     Columns,
     Combine,
@@ -62,6 +63,7 @@ from engine.lowering.program import (
     Op,
     PadValues,
     Predict,
+    PrepareIndex,
     PrepareKV,
     PrepareLatent,
     QKNorm,
@@ -72,6 +74,7 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    SelectKeys,
     Sparsify,
     Spread,
     StreamOp,
@@ -89,6 +92,8 @@ from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.latent import LATENT_DECODE, LATENT_PREFILL, head_blocks
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.schedule import DECODE_SCHEDULE
+from kernels.attention.select import SELECT_KEYS
+from kernels.attention.sparse_latent import SPARSE_LATENT
 from kernels.e4m3 import Rounded
 from kernels.embedding import EMBEDDING
 from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
@@ -97,6 +102,7 @@ from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.schedule import EXPERT_SCHEDULE, tile_rows
 from kernels.experts.sum import EXPERT_SUM
 from kernels.head_matmul import HEAD_MATMUL
+from kernels.index_kv import INDEX_KV
 from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
 from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV, NormKind
@@ -390,6 +396,10 @@ def _scale(op: Scale, run: _Run) -> None:
     run.columns(op.x).mul_(op.factor)
 
 
+def _clamp(op: Clamp, run: _Run) -> None:
+    run.columns(op.x).clamp_(op.low, op.high)
+
+
 def _qk_norm(op: QKNorm, run: _Run) -> None:
     """Normalise q and k in place, each over all its heads together."""
     layer, qkv = run.weights.qk_norm(op.weight), run[op.qkv]
@@ -486,6 +496,24 @@ def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
     run[op.y] = y.flatten(1)
 
 
+def _prepare_index(op: PrepareIndex, run: _Run) -> None:
+    part, layer, step = op.part, run.weights.norm(op.norm), run.step
+    place, (cos, sin) = run.model.kv_layers[op.layer], run.angles[part.rope]
+    assert layer.bias is not None and not isinstance(layer.norm, RMSNorm), "keys of an indexer have a layer norm"
+    written = run.pages[place.group], place.layer, step.slot_mapping[place.group]
+    q = run[op.q].unflatten(-1, (part.heads, part.head_dim))
+    norm = layer.weight, layer.bias, layer.norm.eps
+    INDEX_KV(run[op.key], q, *written, *norm, cos, sin, part.rope.interleaved)
+
+
+def _select_keys(op: SelectKeys, run: _Run) -> None:
+    part, step, place = op.part, run.step, run.model.kv_layers[op.layer]
+    q = run[op.q].unflatten(-1, (part.heads, part.head_dim))
+    selected = torch.empty((len(q), part.top_k), dtype=torch.int32, device=q.device)
+    rows = step.tables[place.group], step.slot, step.query_start, step.lengths
+    run[op.y], *_ = SELECT_KEYS(q, run[op.weights], run.pages[place.group], place.layer, *rows, selected)
+
+
 def _absorb_queries(op: AbsorbQueries, run: _Run) -> None:
     part, keys = op.weight.attention, run.weights.heads(op.weight).keys
     q = run[op.q].unflatten(-1, (op.heads, part.query_dim))[..., : part.qk_nope_head_dim]
@@ -498,6 +526,10 @@ def _attend_latent(op: AttendLatent, run: _Run) -> None:
     q = run[op.q].unflatten(-1, (op.heads, part.state_dim))
     out = q.new_empty(len(q), op.heads, part.kv_lora_rank)
     read = q, run.pages[place.group], place.layer, step.tables[place.group], step.slot, step.query_start, step.lengths
+    if op.selected is not None:
+        SPARSE_LATENT(*read, run[op.selected], out, part.scale)
+        run[op.y] = out.flatten(1)
+        return
     if step.singles:
         LATENT_DECODE(*read, run.schedules[None, None, op.kv_heads], out, part.scale)
     if step.spans:
@@ -540,7 +572,7 @@ class _Routes:
 def _route(op: Route, run: _Run) -> None:
     part, logits = op.part, run[op.logits]
     correction = run.weights.correction(op.correction)
-    expert_ids, weights, order = EXPERT_ROUTES(logits, part.num_experts, routing(part), correction)
+    expert_ids, weights, order = EXPERT_ROUTES(logits, part.routed, routing(part), correction)
     rows = tile_rows(len(logits), part.top_k, part.num_experts)
     run[op.chosen] = _Routes(expert_ids, order, *EXPERT_SCHEDULE(expert_ids, part.num_experts, rows), rows)
     run[op.weights] = weights
@@ -577,7 +609,11 @@ def _combine(op: Combine, run: _Run) -> None:
     summed = torch.float32 if op.reduce else dtype
     order = run[op.chosen].order
     weights = torch.ones_like(order, dtype=torch.float32) if op.weights is None else run[op.weights]
-    y = EXPERT_SUM(run[op.x], weights, order, shared, opening, part.num_experts, summed)
+    skipped = None
+    if op.inputs is not None:
+        inputs = run[op.inputs] if run.model.vocabulary.world.rank == 0 else torch.zeros_like(run[op.inputs])
+        skipped = run[op.chosen].expert_ids, part.num_experts, inputs
+    y = EXPERT_SUM(run[op.x], weights, order, shared, opening, part.routed, summed, skipped)
     run[op.y] = run.model.vocabulary.world.all_reduce(y).to(dtype) if op.reduce else y
 
 
@@ -597,7 +633,8 @@ def _cut_heads(op: CutHeads, run: _Run) -> None:
 
 def _gate(op: Gate, run: _Run) -> None:
     gate = run.columns(op.gate)
-    run[op.y] = run.columns(op.x) * (gate.sigmoid() if op.act == "sigmoid" else gate)
+    factor = gate.sigmoid() if op.act == "sigmoid" else gate
+    run[op.y] = run.columns(op.x) * factor.repeat_interleave(op.x.width // op.gate.width, 1)
 
 
 def _causal_conv(op: CausalConv, run: _Run) -> None:
@@ -661,6 +698,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Add: _add,
     Multiply: _multiply,
     Scale: _scale,
+    Clamp: _clamp,
     QKNorm: _qk_norm,
     Rotate: _rotate,
     PrepareKV: _prepare_kv,
@@ -668,6 +706,8 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     WriteKV: _write_kv,
     Attend: _attend,
     PrepareLatent: _prepare_latent,
+    PrepareIndex: _prepare_index,
+    SelectKeys: _select_keys,
     AbsorbQueries: _absorb_queries,
     AttendLatent: _attend_latent,
     ExpandValues: _expand_values,

@@ -131,4 +131,5 @@ def gated_norm_of_ranks(op: GatedNorm, x: Tensor, gate: Tensor, weight: Tensor, 
 
 def _weight(norm: Norm, stored: Tensor, device: torch.device) -> Tensor:
     weight = stored.to(device, torch.float32)
-    return weight + norm.offset if norm.offset else weight.clone()
+    weight = weight + norm.offset if norm.offset else weight.clone()
+    return weight * norm.scale if isinstance(norm, RMSNorm) and norm.scale != 1.0 else weight

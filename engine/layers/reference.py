@@ -32,6 +32,7 @@ from engine.lowering.program import (
     AttendLatent,
     BlockLinear,
     CausalConv,
+    Clamp,
     Collect,
     Columns,
     Combine,
@@ -58,6 +59,7 @@ from engine.lowering.program import (
     Op,
     PadValues,
     Predict,
+    PrepareIndex,
     PrepareKV,
     PrepareLatent,
     Program,
@@ -69,6 +71,7 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    SelectKeys,
     Sparsify,
     Spread,
     StreamOp,
@@ -82,7 +85,7 @@ from kernels.attention.encoder_torch import encoder_attention
 from kernels.experts.routes import route
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv, write_latents
-from kernels.paged_latents import paged_latent_attention
+from kernels.paged_latents import paged_latent_attention, select_paged_keys
 from kernels.recurrent.causal_conv import CAUSAL_CONV
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
@@ -250,6 +253,10 @@ def _scale(op: Scale, run: Run) -> None:
     _columns(op.x, run).mul_(op.factor)
 
 
+def _clamp(op: Clamp, run: Run) -> None:
+    _columns(op.x, run).clamp_(op.low, op.high)
+
+
 def _all_reduce(op: AllReduce, run: Run) -> None:
     run[op.x] = run.world.all_reduce(run[op.x])
 
@@ -324,6 +331,22 @@ def _prepare_latent(op: PrepareLatent, run: Run) -> None:
     write_latents(run.step.pages[place.group], run.step.writes[place.group][place.layer], latent)
 
 
+def _prepare_index(op: PrepareIndex, run: Run) -> None:
+    part, key, q = op.part, run[op.key], _heads(run[op.q], op.part.head_dim)
+    layer, place = run.weights.norm(op.norm), run.kv_layers[op.layer]
+    key = run[op.key] = normed(layer.norm, key, layer.weight, layer.bias)
+    for x in (key.unsqueeze(1), q):
+        rotate_(x, *run.step.angles[part.rope], part.rope.interleaved)
+    write_latents(run.step.pages[place.group], run.step.writes[place.group][place.layer], key)
+
+
+def _select_keys(op: SelectKeys, run: Run) -> None:
+    place, step = run.kv_layers[op.layer], run.step
+    q = _heads(run[op.q], op.part.head_dim)
+    read = step.pages[place.group], place.layer, step.reads[place.group]
+    run[op.y] = select_paged_keys(q, run[op.weights], run[op.key], *read, top_k=op.part.top_k)
+
+
 def _absorb_queries(op: AbsorbQueries, run: Run) -> None:
     part, keys = op.weight.attention, run.weights.heads(op.weight).keys
     q, y = _heads(run[op.q], part.query_dim), _heads(run[op.y], part.state_dim)
@@ -334,6 +357,7 @@ def _attend_latent(op: AttendLatent, run: Run) -> None:
     place, part, step = run.kv_layers[op.layer], op.part, run.step
     q = _heads(run[op.q], part.state_dim)
     options: dict[str, Any] = {"value_dim": part.kv_lora_rank, "scale": part.scale}
+    options |= {"selected": None if op.selected is None else run[op.selected]}
     latents, reads, pages = run[op.latent], step.reads[place.group], step.pages[place.group]
     run[op.y] = paged_latent_attention(q, latents, pages, place.layer, reads, **options).flatten(1)
 
@@ -351,7 +375,7 @@ def _block_linear(op: BlockLinear, run: Run) -> None:
 
 
 def _route(op: Route, run: Run) -> None:
-    logits = run[op.logits][:, : op.part.num_experts]
+    logits = run[op.logits][:, : op.part.routed]
     run[op.chosen], run[op.weights] = route(logits, routing(op.part), run.weights.correction(op.correction))
 
 
@@ -377,7 +401,8 @@ def _expert_linear(op: ExpertLinear, run: Run) -> None:
                 product = product + lora.of_expert(number).delta(rows, run.adapters[pairs // op.top_k])
             y = product.new_empty(len(chosen), product.shape[1]) if y is None else y
             y[pairs] = product
-    run[op.y] = x.new_empty(0, op.y.width) if y is None else y
+    # No pair is computed if all have zero-computation experts.
+    run[op.y] = x.new_empty(len(chosen), op.y.width) if y is None else y
 
 
 def _combine(op: Combine, run: Run) -> None:
@@ -385,12 +410,15 @@ def _combine(op: Combine, run: Run) -> None:
     chosen, x = run[op.chosen], run[op.x].unflatten(0, (-1, op.part.top_k))
     dtype = x.dtype
     order = chosen.argsort(dim=1)
+    if op.inputs is not None:
+        inputs = run[op.inputs] if run.world.rank == 0 else torch.zeros_like(run[op.inputs])
+        x = torch.where((chosen < op.part.num_experts).unsqueeze(2), x, inputs.unsqueeze(1))
     scaled = x.float() if op.weights is None else x.float() * run[op.weights].unsqueeze(2)
     y = torch.zeros_like(scaled[:, 0])
     for pairs in order.unbind(1):
         y += scaled[torch.arange(len(x), device=x.device), pairs]
     if op.shared is not None:
-        gate = 1.0 if op.part.shared_gate is None else run[op.logits][:, op.part.num_experts :].sigmoid()
+        gate = 1.0 if op.part.shared_gate is None else run[op.logits][:, op.part.routed :].sigmoid()
         y += run[op.shared].float() * gate
     run[op.y] = (run.world.all_reduce(y) if op.reduce else y).to(dtype)
 
@@ -421,7 +449,8 @@ def _cut_heads(op: CutHeads, run: Run) -> None:
 
 def _gate(op: Gate, run: Run) -> None:
     gate = _columns(op.gate, run)
-    run[op.y] = _columns(op.x, run) * (gate.sigmoid() if op.act == "sigmoid" else gate)
+    factor = gate.sigmoid() if op.act == "sigmoid" else gate
+    run[op.y] = _columns(op.x, run) * factor.repeat_interleave(op.x.width // op.gate.width, 1)
 
 
 def _causal_conv(op: CausalConv, run: Run) -> None:
@@ -502,6 +531,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Add: _add,
     Multiply: _multiply,
     Scale: _scale,
+    Clamp: _clamp,
     AllReduce: _all_reduce,
     QKNorm: _qk_norm,
     Rotate: _rotate,
@@ -510,6 +540,8 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     PrepareKV: _prepare_kv,
     Attend: _attend,
     PrepareLatent: _prepare_latent,
+    PrepareIndex: _prepare_index,
+    SelectKeys: _select_keys,
     AbsorbQueries: _absorb_queries,
     AttendLatent: _attend_latent,
     ExpandValues: _expand_values,

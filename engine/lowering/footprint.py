@@ -209,7 +209,7 @@ class _Footprint:
                 case SinkLogits(attention=part, path=path):
                     found = (Holding("attention", weight.name, "float32", (self._share(part.heads), 4)),)
                 case Correction(experts=experts) | ExpertScales(experts=experts):
-                    found = (Holding("experts", weight.name, "float32", (experts.num_experts, 4)),)
+                    found = (Holding("experts", weight.name, "float32", (experts.routed, 4)),)
                 case ActivationNumbers():
                     found = (Holding("mlp", weight.name, "float32", (len(XIELU_NUMBERS), 4)),)
                 case RecurrentParameter(parameter=parameter):

@@ -7,6 +7,7 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from engine.lowering.program import (
+    SHORTCUT,
     AbsorbQueries,
     Activation,
     ActivationNumbers,
@@ -19,6 +20,7 @@ from engine.lowering.program import (
     BlockLinear,
     BlockMatrices,
     CausalConv,
+    Clamp,
     Collect,
     Columns,
     Combine,
@@ -54,6 +56,7 @@ from engine.lowering.program import (
     PadValues,
     Part,
     Predict,
+    PrepareIndex,
     PrepareLatent,
     Program,
     QKNorm,
@@ -66,6 +69,7 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    SelectKeys,
     SinkLogits,
     Sparsify,
     Spread,
@@ -83,6 +87,7 @@ from engine.models.parts import (
     DeltaNet,
     Encoder,
     Experts,
+    Indexer,
     KimiDelta,
     LatentAttention,
     LayerInput,
@@ -104,6 +109,7 @@ from engine.models.parts import (
     body_norms,
     body_scales,
     output_norms,
+    summed_bodies,
 )
 from engine.models.ranks import shared_units
 from engine.models.sources import (
@@ -112,6 +118,7 @@ from engine.models.sources import (
     coefficient_linears,
     exact_linears,
     gate_blocks,
+    indexer_linears,
     join,
     latent_linears,
     layer_input_linears,
@@ -149,7 +156,7 @@ class PartLowering:
     def __init__(self, hidden: int, ranks: int) -> None:
         self.ranks = ranks
         self.x, self.normed, self.out = (Value(name=name, width=hidden) for name in ("x", "normed", "out"))
-        self.layers = 0  # attention layers with a KV cache so far
+        self.layers = 0  # parts with pages so far
         self.last_of: dict[int | None, int] = {}  # window -> the last of them with this window
         self.recurrent = 0  # recurrent layers so far
         self.windowed = False  # bidirectional attention is among the patches of a window
@@ -157,6 +164,8 @@ class PartLowering:
         self.layer_inputs: Value | None = None  # inputs of all layers
         self.side = self.x  # hidden states beside the residual stream, if there are some
         self.pair = Value(name="pair", width=2 * hidden)  # x and the embedding, side by side
+        self.selected: Value | None = None  # keys that the last indexer selected
+        self.shortcut = Value(name=SHORTCUT, width=hidden)
 
     def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         if part.side in ("opens", "continues"):
@@ -168,14 +177,17 @@ class PartLowering:
             yield self.norm(part.first, path, self.x, self.x)
         assert (part.after is None and not afters) or scales[0] == 1.0, "a norm would remove the scale"
         # The ranks' shares of a sum are added before a norm. A body that every rank computes must not be part of it.
-        assert part.body is bodies(part)[0] or not any(isinstance(one, LowRank) for one in bodies(part)) or afters[0]
+        summed = summed_bodies(part)
+        assert part.body is summed[0] or not any(isinstance(one, LowRank) for one in summed) or afters[0]
         if part.side == "joins":
             read = self.side
             yield Add(x=read, y=self.x)
         if part.before is not None:
             yield self.norm(part.before, path, read, self.normed)
             read = self.normed
-        for number, body in enumerate(bodies(part)):
+        if part.shortcut is not None:
+            yield from self._experts(part.shortcut, join(path, part.shortcut.name), read, self.shortcut)
+        for number, body in enumerate(summed):
             y = self.out if number == 0 else Value(name="other", width=self.out.width)
             if norms := body_norms(part):
                 read = self.normed
@@ -263,7 +275,7 @@ class PartLowering:
         else:
             keys = 0 if part.shared_kv else kv_heads  # in qkv
             qkv = Value(name="qkv", width=(heads + 2 * keys) * dim)
-            gate = Value(name="gate", width=heads * dim)
+            gate = Value(name="gate", width=heads if part.gate_per_head else heads * dim)
             if part.gated:
                 yield Linear(x=x, y=gate, weight=into[0])
             yield from self._qkv(part, x, qkv, into[-1], heads + keys, keys)
@@ -588,14 +600,33 @@ class PartLowering:
             yield Linear(x=x, y=read, weight=queries[0])
             yield self.norm(part.q_norm, path, read, read)
         yield Linear(x=read, y=q, weight=queries[-1])
+        if part.indexer is not None:
+            yield from self._select(part.indexer, join(path, part.indexer.name), x, read)
+        selected = None if part.indexer is None and not part.shares_selection else self.selected
+        assert selected is not None or not part.shares_selection, "an indexer precedes attention that shares its keys"
         yield Linear(x=x, y=latent, weight=down)
         norm, layer = NormVector(norm=part.latent_norm, path=path), self.layers
         self.layers += 1
         yield PrepareLatent(latent=latent, q=q, y=absorbed, norm=norm, part=part, heads=heads, layer=layer)
         yield AbsorbQueries(q=q, y=absorbed, weight=matrices, heads=heads)
-        yield AttendLatent(q=absorbed, latent=latent, y=attended, part=part, heads=heads, layer=layer)
+        yield AttendLatent(
+            q=absorbed, latent=latent, y=attended, part=part, heads=heads, layer=layer, selected=selected
+        )
         yield ExpandValues(x=attended, y=values, weight=matrices, heads=heads)
         yield self._summed(values, y, out)
+
+    def _select(self, part: Indexer, path: str, x: Value, q_latent: Value) -> Iterator[Op]:
+        of_q, of_key, of_weights = indexer_linears(part)
+        q, key = Value(name="index_q", width=part.heads * part.head_dim), Value(name="index_key", width=part.head_dim)
+        weights = Value(name="index_weights", width=part.heads)
+        self.selected, layer = Value(name="selected", width=part.top_k), self.layers
+        self.layers += 1
+        yield Linear(x=q_latent, y=q, weight=Matrix(linear=of_q, path=path, part="attention"))
+        yield Linear(x=x, y=key, weight=Matrix(linear=of_key, path=path, part="attention"))
+        exact = Matrix(linear=of_weights, path=path, part="attention", quantized=False)
+        yield Linear(x=x, y=weights, weight=exact, fp32=True)
+        yield PrepareIndex(key=key, q=q, norm=NormVector(norm=part.norm, path=path), part=part, layer=layer)
+        yield SelectKeys(q=q, weights=weights, key=key, y=self.selected, part=part, layer=layer)
 
     def mlp(self, part: MLP, path: str, x: Value, y: Value, kind: Part, *, partial: bool = False) -> Iterator[Op]:
         """partial: this rank's share of a sum that another operation completes."""
@@ -609,6 +640,7 @@ class PartLowering:
         yield from _scaled(gate, part.gate_scale)
         if part.sparsity:
             yield Sparsify(x=gate, multiplier=NormalDist().inv_cdf(part.sparsity), size=part.intermediate_size)
+        yield from _clamped(wide, part.clamp)
         yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None, numbers=numbers)
         yield Linear(x=activated, y=y, weight=down, partial=True) if partial else self._summed(activated, y, down)
 
@@ -641,6 +673,7 @@ class PartLowering:
         of_inputs, of_outputs = (weights, None) if part.scales_inputs else (None, weights)
         gated = part.gate is not None
         yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True, weights=of_inputs)
+        yield from _clamped(wide, part.clamp)
         yield Activation(x=wide, y=activated, act=part.act, gated=gated, limit=part.limit, up_offset=part.up_offset)
         yield ExpertLinear(x=activated, y=pairs, chosen=chosen, matrices=downs, top_k=k, gathered=False)
         shared = None
@@ -656,6 +689,7 @@ class PartLowering:
             shared=shared,
             y=y,
             part=part,
+            inputs=x if part.zero_experts else None,
             reduce=self.ranks > 1,
         )
 
@@ -707,6 +741,8 @@ class _Lowering(PartLowering):
             for part in block:
                 ops += self.residual_block(part, branch_path(part, path, model.root))
                 cross += self._cross_kv(part, path)
+            if any(part.shortcut is not None for part in block):
+                ops.append(Add(x=self.x, y=self.shortcut))
             ops += self._deepstack(index)
         if model.streams is not None:
             ops += self._collect(model.streams)
@@ -870,6 +906,14 @@ class _Lowering(PartLowering):
 def _scaled(columns: Columns, factor: float) -> Iterator[Scale]:
     if factor != 1.0:
         yield Scale(x=columns, factor=factor)
+
+
+def _clamped(wide: Value, limits: tuple[float, float] | None) -> Iterator[Clamp]:
+    """Yield the operations that clamp gate and up, which are the halves of `wide`."""
+    if limits is not None:
+        gate, up = _split(wide, wide.width // 2, wide.width // 2)
+        yield Clamp(x=gate, low=-math.inf, high=limits[0])
+        yield Clamp(x=up, low=-limits[1], high=limits[1])
 
 
 def _whole(value: Value) -> Columns:

@@ -9,6 +9,7 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     BlockLinear,
+    Clamp,
     Combine,
     ExpandValues,
     ExpertLinear,
@@ -23,6 +24,7 @@ from engine.lowering.program import (
     Program,
     Route,
     ScaleRoutes,
+    SelectKeys,
     Sparsify,
     StreamOp,
     values_read,
@@ -56,6 +58,7 @@ def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ..
         "attention layers with small values": sum(isinstance(op, PadValues) for op in ops),
         "copies of hidden states": sum(isinstance(op, Keep) for op in ops),
         "gated norms over ranks": sum(isinstance(op, GatedNorm) and op.all_groups is not None for op in ops),
+        "clamped inputs of activations": sum(isinstance(op, Clamp) for op in ops) // 2,
         "sparse activations": sum(isinstance(op, Sparsify) for op in ops),
         "operations on streams of hidden states": sum(
             isinstance(op, StreamOp) and not isinstance(op, Sparsify) for op in ops
@@ -91,18 +94,28 @@ def multiplied(ops: Iterable[Op]) -> int:
 
 def attention_operations(ops: Iterable[Op], length: int) -> int:
     """Return the operations of a token's attention at this context length: a product for each key and each value in
-    reach, in latent attention of the latents. Self-attention and cross-attention are both counted with this length."""
+    reach, in latent attention of the latents, and for each key of an indexer. Self-attention and cross-attention are
+    both counted with this length."""
     total = 0
-    for op in attends(ops):
-        reach = min(length, op.window or length, op.chunk or length)
-        total += 2 * reach * op.heads * (op.key_dim + op.value_dim)
+    for op in ops:
+        if isinstance(op, Attend | AttendLatent):
+            total += 2 * reached(op, length) * op.heads * (op.key_dim + op.value_dim)
+        if isinstance(op, SelectKeys):
+            total += 2 * length * op.part.heads * op.part.head_dim
     return total
 
 
+def reached(op: Attend | AttendLatent, length: int) -> int:
+    """Return the number of keys that a token reads at this context length."""
+    selected = op.selected.width if isinstance(op, AttendLatent) and op.selected is not None else length
+    return min(length, op.window or length, op.chunk or length, selected)
+
+
 def touched_experts(program: Program, rows: int) -> float:
-    """Return the expected share of experts selected by at least one row, for uniform routing: 1 - (1 - k/n)^rows."""
+    """Return the expected share of experts selected by at least one row, for uniform routing: 1 - (1 - k/n)^rows, where
+    n includes zero-computation experts."""
     parts = [op.part for op in program.ops if isinstance(op, Route)]
-    shares = [1 - (1 - part.top_k / part.num_experts) ** rows for part in parts]
+    shares = [1 - (1 - part.top_k / part.routed) ** rows for part in parts]
     return sum(shares) / len(shares) if shares else 0.0
 
 

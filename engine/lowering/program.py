@@ -22,6 +22,7 @@ from engine.models.parts import (
     Experts,
     Foreign,
     Head,
+    Indexer,
     LatentAttention,
     LayerInputs,
     Norm,
@@ -32,6 +33,7 @@ from engine.models.parts import (
 )
 from engine.models.sources import ACT_FN, join, latent_linears
 
+SHORTCUT = "shortcut"  # buffer that is added after the last block of a layer
 Part = Literal[
     "embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower", "draft"
 ]
@@ -579,6 +581,31 @@ class PrepareLatent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrepareIndex:
+    """Normalise the key of an indexer, rotate it and the queries, all in place, and write the key to the pages of a
+    layer."""
+
+    key: Value
+    q: Value  # [heads, head_dim]
+    norm: NormVector
+    part: Indexer
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectKeys:
+    """y = positions of the keys that a token reads, ascending, with -1 after them if there are fewer than top_k
+    (kernels/attention/select.py)."""
+
+    q: Value
+    weights: Value
+    key: Value  # of the step's own tokens, which are in the pages too
+    y: Value
+    part: Indexer
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class AbsorbQueries:
     """y[h, : kv_lora_rank] = q[h, : qk_nope_head_dim] W_UK[h]. Its product with a latent is that of the query with the
     head's key, so keys are never expanded."""
@@ -592,7 +619,7 @@ class AbsorbQueries:
 @dataclass(frozen=True, kw_only=True)
 class AttendLatent:
     """y = attention of absorbed queries, [heads, state_dim], over the pages of a layer, which are the keys. The first
-    kv_lora_rank elements of a key are its value."""
+    kv_lora_rank elements of a key are its value. selected: positions of the keys that are read; None for all."""
 
     q: Value
     latent: Value  # of the step's own tokens, which are in the pages too
@@ -600,6 +627,7 @@ class AttendLatent:
     part: LatentAttention
     heads: int
     layer: int
+    selected: Value | None = None
     kv_heads: Literal[1] = 1
     cross: Literal[False] = False
     window: None = None
@@ -677,7 +705,8 @@ class ExpertLinear:
 @dataclass(frozen=True, kw_only=True)
 class Combine:
     """y = Σ weight · x of a token's pairs, in the order of their experts (+ shared, or sigmoid(gate) · shared), in
-    float32. weights: None if all are 1. reduce: the sums of the ranks are added."""
+    float32. weights: None if all are 1. reduce: the sums of the ranks are added. inputs: read in place of x for
+    pairs with zero-computation experts; only rank 0 adds them."""
 
     x: Value
     chosen: Value
@@ -686,6 +715,7 @@ class Combine:
     shared: Value | None
     y: Value
     part: Experts
+    inputs: Value | None = None
     reduce: bool = False
 
 
@@ -712,6 +742,15 @@ class Scale:
 
     x: Columns
     factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clamp:
+    """x = min(max(x, low), high)."""
+
+    x: Columns
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -771,7 +810,8 @@ class Sparsify:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """y = x · act(gate), element by element. act: sigmoid or none."""
+    """y = x · act(gate), element by element. act: sigmoid or none. If the gate has fewer columns than x, each of them
+    multiplies several consecutive columns of x."""
 
     x: Columns
     gate: Columns
@@ -914,6 +954,7 @@ Op = (
     | Add
     | Multiply
     | Scale
+    | Clamp
     | AllReduce
     | QKNorm
     | Rotate
@@ -924,6 +965,8 @@ Op = (
     | PrepareKV
     | Attend
     | PrepareLatent
+    | PrepareIndex
+    | SelectKeys
     | AbsorbQueries
     | AttendLatent
     | ExpandValues
@@ -991,6 +1034,7 @@ def _ropes(op: "Op") -> Iterator[Rope]:
             Rotate(rope=Rope() as rope)
             | PrepareKV(rope=Rope() as rope)
             | PrepareLatent(part=LatentAttention(rope=rope))
+            | PrepareIndex(part=Indexer(rope=rope))
         ):
             yield rope
 
@@ -1004,7 +1048,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield from weights
         case Attend():
             yield from (weight for weight in (op.sinks, op.slopes, op.bias) if weight is not None)
-        case PrepareLatent(norm=norm):
+        case PrepareLatent(norm=norm) | PrepareIndex(norm=norm):
             yield norm
         case Route(correction=Correction() as correction):
             yield correction
@@ -1068,13 +1112,17 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q
         case AbsorbQueries():
             return op.q, op.y  # the ends of the heads in y are kept
+        case PrepareIndex():
+            return op.key, op.q
+        case SelectKeys():
+            return op.q, op.weights, op.key
         case AttendLatent():
-            return op.q, op.latent
+            return op.q, op.latent, *(() if op.selected is None else (op.selected,))
         case Add():
             return _buffer(op.x), op.y
         case Keep():
             return op.x, op.y.value  # its other columns are kept
-        case Scale() | NormalizeGroups() | Sparsify():
+        case Scale() | Clamp() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
         case AllReduce() | InsertMedia() | ReadStates() | AddMedia():
             return (op.x,)
@@ -1087,7 +1135,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
         case ExpertLinear():
             return op.x, op.chosen, *(() if op.weights is None else (op.weights,))
         case Combine():
-            return op.x, op.chosen, op.logits, *(one for one in (op.weights, op.shared) if one is not None)
+            return op.x, op.chosen, op.logits, *(one for one in (op.weights, op.shared, op.inputs) if one is not None)
         case Gate():
             return op.x.value, op.gate.value
         case CausalConv():
@@ -1128,8 +1176,10 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y.value,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedRecurrence() | GatedNorm() | BlockLinear():
             return (op.y,)
-        case AbsorbQueries() | AttendLatent() | ExpandValues():
+        case AbsorbQueries() | AttendLatent() | ExpandValues() | SelectKeys():
             return (op.y,)
+        case PrepareIndex():
+            return op.key, op.q
         case PrepareLatent():
             return op.latent, op.q, op.y
         case ForeignDecoder():
@@ -1138,7 +1188,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (_buffer(op.x),)
         case AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
             return (op.x,)
-        case Scale() | NormalizeGroups() | Sparsify():
+        case Scale() | Clamp() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.lowering.program import (
+    SHORTCUT,
     Activation,
     Add,
     AddNormalize,
@@ -96,8 +97,11 @@ def reduce_sums(ops: Sequence[Op]) -> Ops:
     pending: Value | None = None
     for op in ops:
         if isinstance(op, Linear | Combine) and op.reduce:
-            pending = pending or op.y
             made.append(replace(op, reduce=False))
+            if op.y.name == SHORTCUT:
+                made.append(AllReduce(x=op.y))
+            else:
+                pending = pending or op.y
             continue
         if pending is not None and _uses(op, pending) and not (isinstance(op, Add) and op.x == pending):
             made.append(AllReduce(x=pending))

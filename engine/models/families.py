@@ -40,6 +40,7 @@ from engine.models import (
     lfm2,
     llama,
     llama4,
+    longcat_flash,
     mamba,
     mamba2,
     mimo_v2,
@@ -75,6 +76,7 @@ from engine.models import (
     smollm3,
     stablelm,
     starcoder2,
+    step3p5,
     t5,
     whisper,
     zamba2,
@@ -89,7 +91,8 @@ DECODERS = (
     *(llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe),
     *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
-    *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe, gemma4, gemma3n, mimo_v2),
+    *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe, gemma4, gemma3n, mimo_v2, longcat_flash),
+    step3p5,
 )
 RECURRENT = (
     *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, minimax, nemotron_h, olmo_hybrid),

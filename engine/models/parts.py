@@ -35,12 +35,13 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
-    """y = x / sqrt(mean(x²) + eps) · (w + offset)."""
+    """y = x / sqrt(mean(x²) + eps) · scale · (w + offset)."""
 
     size: int
     eps: float
     weight: bool = True  # False: w is 1 (Llama 4)
     offset: float = 0.0  # 1: the checkpoint stores w - 1 (Gemma)
+    scale: float = 1.0
     name: str = ""
     last: str = "weight"  # last component of the tensor's name; "": the tensor is `name` itself
 
@@ -251,6 +252,7 @@ class Attention:
     gate_source: str = ""  # without a bias
     outputs: int | None = None  # size of the output, if it is not `hidden`
     update: "LowRankUpdate | None" = None  # of the projections to q, k and v
+    gate_per_head: bool = False  # a head has one gate, which `gate_source` projects to; else one for each element
     name: str = "self_attn"
 
     @property
@@ -265,6 +267,28 @@ class Attention:
         if self.chunk is None and self.query_scale is None:
             return True
         return self.causal and not self.source and (self.chunk is None or self.window is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexer:
+    """Selects the keys that sparse attention reads (arXiv:2512.02556, section 2.1): the `top_k` positions, up to the
+    token's own, with the largest Σ weight[head] · max(q[head] · key, 0), and the first among equals.
+
+    `wq_b` projects the latent of the queries to q, `wk` a token to its key, which all heads share and `norm`
+    normalises, and `weights_proj` to the weights. The first rope.dim elements of q and key are rotated. Keys have pages
+    of their own. Every rank has the whole part.
+    """
+
+    hidden: int
+    heads: int
+    head_dim: int
+    top_k: int
+    q_lora_rank: int  # size of the latent of the queries
+    rope: Rope
+    norm: LayerNorm
+    name: str = "indexer"
+    window: None = None
+    chunk: None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +312,8 @@ class LatentAttention:
     q_lora_rank: int | None = None  # None: q_proj in place of q_a_proj, q_norm and q_b_proj
     q_norm: RMSNorm | None = None
     bias: tuple[bool, bool] = (False, False)  # of q_a_proj and kv_a_proj_with_mqa, of o_proj
+    indexer: Indexer | None = None  # selects the keys that are read; it needs queries of low rank
+    shares_selection: bool = False  # the keys are those that the last indexer before it selected (GLM-5)
     name: str = "self_attn"
     window: None = None
     chunk: None = None
@@ -333,6 +359,7 @@ class MLP:
     """If not 0, gate x is replaced by max(gate x - t, 0) first. For normally distributed values, the threshold t of a
     token makes this share of them 0: it is their mean plus a multiple of their standard deviation (Gemma 3n)."""
     update: LowRankUpdate | None = None  # of the projection to gate and up, whose rows are one tensor
+    clamp: tuple[float, float] | None = None  # gate x is at most the first number, and up x within ± the second
     name: str = "mlp"
 
 
@@ -369,7 +396,8 @@ class Experts:
     Experts are selected by score + `correction`. If there are `groups` (equal numbers of experts, in order), only those
     of the `groups_kept` best groups are selected; `group_score` ranks groups by their largest sum, or by the total of
     their two largest. w_e is the score without correction, divided by the sum over the selected experts if
-    `normalized`, and multiplied by `weight_scale`.
+    `normalized`, and multiplied by `weight_scale`. Numbers from `num_experts` on are `zero_experts`, whose output is
+    their input (arXiv:2509.01322, section 2.1).
 
     Expert e is an MLP with tensors under `experts`.e: act(gate x) · up x, or with `limit` and `up_offset`
     act(min(gate x, limit)) · (clamp(up x, -limit, limit) + up_offset). The router is a separate projection, which is
@@ -380,13 +408,15 @@ class Experts:
 
     hidden: int
     intermediate_size: int  # of each routed expert
-    num_experts: int
+    num_experts: int  # that have weights
     top_k: int  # experts per token
     scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"]
     jitter: float = 0.0  # of sparsemixer
+    zero_experts: int = 0
     act: str = "silu"
     limit: float | None = None
     up_offset: float = 0.0
+    clamp: tuple[float, float] | None = None  # as in MLP
     bias: bool = False  # of the experts' projections
     router: str = "gate"
     router_bias: bool = False
@@ -410,6 +440,11 @@ class Experts:
     shared: MLP | None = None
     shared_gate: str | None = None
     name: str = "mlp"
+
+    @property
+    def routed(self) -> int:
+        """Number of experts that a router selects from."""
+        return self.num_experts + self.zero_experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -608,6 +643,7 @@ class LowRank:
 
 Recurrent = DeltaNet | KimiDelta | LightningAttention | Mamba | Mamba2 | RgLru | ShortConv
 SelfAttention = Attention | LatentAttention
+PageWriter = SelfAttention | Indexer
 Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank | Projection
 
 
@@ -630,7 +666,9 @@ class ResidualBlock:
     opens       s = body(before([x, e])), where e is the embedding of the token
     continues   s = body(before(s))
     joins       x = x + body(before(x + s))
-    """
+
+    `shortcut` has the same input as the body; its output is added after the last residual block of the layer
+    (LongCat)."""
 
     body: Body | Parallel
     first: Norm | None = None  # replaces x by its norm before anything else (MiniMax-01)
@@ -642,6 +680,7 @@ class ResidualBlock:
     multiplier: str = ""  # name of a tensor with a single number
     side: Literal["", "opens", "continues", "joins"] = ""
     path: str = ""  # of its tensors below the root, if they belong to another layer, which shares them
+    shortcut: Experts | None = None
 
 
 Block = tuple[ResidualBlock, ...]
@@ -1092,26 +1131,36 @@ def attentions(model: Model) -> tuple[SelfAttention, ...]:
     return tuple(body for body in all_bodies(model) if is_self_attention(body))
 
 
-def cached_attentions(model: Model) -> tuple[SelfAttention, ...]:
-    """Return the attention parts that write keys and values, or latents, to pages, in order."""
-    return tuple(
-        part for part in attentions(model) if part.causal and not (isinstance(part, Attention) and part.shared_kv)
-    )
+def page_writers(model: Model) -> tuple[PageWriter, ...]:
+    """Return the parts that write keys and values, latents, or keys of an indexer to pages, in order. An indexer
+    precedes its attention."""
+    found: list[PageWriter] = []
+    for part in attentions(model):
+        if isinstance(part, LatentAttention) and part.indexer is not None:
+            found.append(part.indexer)
+        if part.causal and not (isinstance(part, Attention) and part.shared_kv):
+            found.append(part)
+    return tuple(found)
 
 
 def is_self_attention(body: Body) -> TypeGuard[SelfAttention]:
     return isinstance(body, LatentAttention) or (isinstance(body, Attention) and not body.source)
 
 
-def bodies(branch: ResidualBlock) -> tuple[Body, ...]:
-    """Return the bodies of a residual block; the outputs of several are summed."""
+def summed_bodies(branch: ResidualBlock) -> tuple[Body, ...]:
+    """Return the bodies whose outputs a residual block adds."""
     return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
+
+
+def bodies(branch: ResidualBlock) -> tuple[Body, ...]:
+    """Return all bodies of a residual block, its shortcut last."""
+    return summed_bodies(branch) if branch.shortcut is None else (*summed_bodies(branch), branch.shortcut)
 
 
 def body_scales(branch: ResidualBlock) -> tuple[float, ...]:
     """Return the factor of the output of each body of a residual block."""
     scales = branch.body.scales if isinstance(branch.body, Parallel) else ()
-    return scales or (1.0,) * len(bodies(branch))
+    return scales or (1.0,) * len(summed_bodies(branch))
 
 
 def body_norms(branch: ResidualBlock) -> tuple[Norm, ...]:

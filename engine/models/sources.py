@@ -19,6 +19,7 @@ from engine.models.parts import (
     Dense,
     Embedding,
     Experts,
+    Indexer,
     KimiDelta,
     LatentAttention,
     LayerInput,
@@ -79,7 +80,7 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
         bias=part.bias[1],
     )
     if part.gate_source:
-        gate = Rows(source=part.gate_source, units=part.heads, width=part.head_dim)
+        gate = Rows(source=part.gate_source, units=part.heads, width=1 if part.gate_per_head else part.head_dim)
         return (
             Linear(rows=(gate,), inputs=part.hidden, split="rows"),
             Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias[0]),
@@ -103,6 +104,17 @@ def latent_linears(part: LatentAttention) -> tuple[Linear, Linear, Linear]:
         Linear(rows=(latent,), inputs=part.hidden, split=None, bias=part.bias[0]),
         Linear(rows=(expansion,), inputs=part.kv_lora_rank, split="rows"),
         Linear(rows=(out,), inputs=part.heads * part.v_head_dim, split="inputs", bias=part.bias[1]),
+    )
+
+
+def indexer_linears(part: Indexer) -> tuple[Linear, Linear, Linear]:
+    """Return the projections to queries, key and weights."""
+    q = Rows(source="wq_b", units=part.heads, width=part.head_dim)
+    key, weights = Rows(source="wk", units=part.head_dim), Rows(source="weights_proj", units=part.heads)
+    return (
+        Linear(rows=(q,), inputs=part.q_lora_rank, split=None),
+        Linear(rows=(key,), inputs=part.hidden, split=None),
+        Linear(rows=(weights,), inputs=part.hidden, split=None),
     )
 
 
@@ -240,7 +252,7 @@ def width_linears(embed: Embedding) -> tuple[Linear, ...]:
 def router_linear(part: Experts) -> Linear:
     """Return the projection to the logits of all experts and, if the shared expert has a gate, its logit. Every rank
     has all of them."""
-    rows = [Rows(source=part.router, units=part.num_experts)]
+    rows = [Rows(source=part.router, units=part.routed)]
     if part.shared_gate is not None:
         rows.append(Rows(source=part.shared_gate, units=1))
     return Linear(rows=tuple(rows), inputs=part.hidden, split=None, bias=part.router_bias)
@@ -625,14 +637,16 @@ def linear_paths(model: Model) -> tuple[str, ...]:
 
 
 def unquantized(model: Model) -> frozenset[str]:
-    """Return the weights that are never quantized: routers of experts, `exact_linears` of recurrent parts, and
-    projections to coefficients of streams."""
+    """Return the weights that are never quantized: routers of experts, projections to an indexer's weights,
+    `exact_linears` of recurrent parts, and projections to coefficients of streams."""
     found: set[str] = set()
     for path, body in _placed_bodies(model):
         inside = join(path, body.name)
         match body:
             case Experts():
                 found.update(linear_sources(router_linear(body), inside))
+            case LatentAttention(indexer=Indexer() as indexer):
+                found.update(linear_sources(indexer_linears(indexer)[2], join(inside, indexer.name)))
             case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
                 for linear in exact_linears(body):
                     found.update(linear_sources(linear, inside))
@@ -756,6 +770,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in (*attention_linears(body), *update_linears(body)))
         case LatentAttention():
             yield from ((inside, linear) for linear in (*query_linears(body), *latent_linears(body)))
+            if body.indexer is not None:
+                yield from ((join(inside, body.indexer.name), linear) for linear in indexer_linears(body.indexer))
         case MLP():
             yield from ((inside, linear) for linear in (*mlp_linears(body), *update_linears(body)))
         case Projection():
@@ -790,6 +806,9 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
         if isinstance(body, LatentAttention):
             for rms in latent_norms(body):
                 found |= norm_sources(rms, join(path, body.name), (rms.size,))
+            if body.indexer is not None:
+                norm = body.indexer.norm
+                found |= norm_sources(norm, join(path, body.name, body.indexer.name), (norm.size,))
         if isinstance(body, LowRank):
             found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
         if isinstance(body, MLP) and body.act == XIELU:
@@ -798,7 +817,7 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             for rms in body.norms:
                 found |= norm_sources(rms, join(path, body.name), (rms.size,))
         if isinstance(body, Experts) and body.correction:
-            shape = (1, body.num_experts) if body.correction_is_row else (body.num_experts,)
+            shape = (1, body.routed) if body.correction_is_row else (body.routed,)
             found[join(path, body.name, body.correction)] = shape
         if isinstance(body, Experts) and body.expert_scales:
             found[join(path, body.name, body.expert_scales)] = (body.num_experts,)

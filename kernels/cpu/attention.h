@@ -13,6 +13,9 @@
 // pieces of work as if they belonged to several KV heads, which affects no result. A chunk is always widened, as keys
 // and as values, because pages store it only once.
 //
+// Sparse attention (Attend::selected) reads the keys that Select chose (select.h). The places in that list take the roles of
+// positions, so a list of all positions gives the same bits as dense attention.
+//
 // The sum of a score over the dims takes one lane, in order; so does the sum of an output over the positions. This
 // holds for any number of queries: a few read the pages directly (pages.h), many read a chunk that is widened once for
 // them.
@@ -37,9 +40,19 @@ struct Piece {
     int64_t token, count, position, row, begin, end, partial;  // keys [begin, end); partial -1: the piece is the whole
 };
 
-struct Schedule {  // pieces of a step for one window or chunk and one number of query heads to a KV head
-    int64_t window, chunk, group_size;
+struct Kind {  // operations of one kind share a schedule; group_size: query heads to a KV head; top_k: of sparse attention
+    int64_t window, chunk, group_size, top_k;
     bool causal, cross;
+    bool operator==(const Kind&) const = default;
+};
+
+static inline Kind kind_of(const Attend& op) {
+    return {op.window, op.chunk, op.heads / op.kv_heads, op.top_k, bool(op.causal), bool(op.cross)};
+}
+static inline Kind kind_of(const Select& op) { return {0, 0, op.heads, 0, true, false}; }
+
+struct Schedule {  // pieces of a step
+    Kind kind;
     std::vector<Piece> pieces;
     std::vector<int64_t> first_partial, partials;  // per token: -1 where its piece is the whole
     int64_t total = 0;
@@ -62,10 +75,11 @@ static inline Reach reach_of(const int64_t* spans, int64_t token, int64_t positi
     return {std::min(own.begin, spans[2 * token]), std::max(own.end, spans[2 * token + 1])};
 }
 
-static Schedule schedule(const Step& step, int64_t window, int64_t chunk, int64_t group_size, bool causal, bool cross) {
+static Schedule schedule(const Step& step, const Kind& kind) {
     const size_t tokens = size_t(step.tokens);
-    Schedule made{window, chunk, group_size, causal, cross, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
-    const int64_t run = std::max<int64_t>(1, RUN_VECTORS / group_size);
+    const auto [window, chunk, group_size, top_k, causal, cross] = kind;
+    Schedule made{kind, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
+    const int64_t run = top_k ? 1 : std::max<int64_t>(1, RUN_VECTORS / group_size);
     int64_t token = 0;
     for (int64_t row = 0; row < step.rows; row++) {
         for (int64_t at = 0; at < step.count[row]; at += run) {
@@ -79,6 +93,7 @@ static Schedule schedule(const Step& step, int64_t window, int64_t chunk, int64_
                 begin = std::min(begin, reach.begin);
                 end = std::min(row_end, std::max(end, reach.end));
             }
+            if (top_k) end = std::min(end, top_k);
             const int64_t splits = (end - 1) / SPLIT - begin / SPLIT + 1;
             if (step.count[row] > 1 || splits == 1) {
                 made.pieces.push_back({token + at, count, position, row, begin, end, -1});
@@ -181,13 +196,18 @@ struct Workspace {  // one thread's working memory for a piece
 };
 
 // Calls f(keys, values, token, at, count) for each run of the positions [low, high) within one block: `count` tokens
-// from `token` of the block on, which are positions `at` … of the chunk.
+// from `token` of the block on, which are positions `at` … of the chunk. Selected positions are separate runs.
 template <class T, class F> static inline void runs(const Attend& op, const Step& step, const Piece& piece, int64_t head,
                                                     int64_t low, int64_t high, F f) {
     const int64_t* table = step.groups[op.group].table + piece.row * step.table_width;
     const int64_t tokens = step.block_tokens, start = low / CHUNK * CHUNK;
     if (op.latent) head = 0;
-    for (int64_t at = low; at < high;) {
+    for (int64_t at = low; op.selected && at < high; at++) {
+        const int64_t position = op.selected[piece.token * op.top_k + at], block = table[position / tokens];
+        f(Part<T>(step, block, op.layer, 0, head), Part<T>(step, block, op.layer, op.latent ? 0 : 1, head), position % tokens,
+          at - start, int64_t(1));
+    }
+    for (int64_t at = low; !op.selected && at < high;) {
         const int64_t token = at % tokens, count = std::min(high - at, tokens - token), block = table[at / tokens];
         f(Part<T>(step, block, op.layer, 0, head), Part<T>(step, block, op.layer, op.latent ? 0 : 1, head), token, at - start, count);
         at += count;

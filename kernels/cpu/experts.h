@@ -131,18 +131,26 @@ static void combine_row(const Combine& op, int64_t token, const experts::Order& 
     const float* weights = op.weights ? op.weights + token * op.k : nullptr;
     const auto weight = [&](int64_t j) { return weights ? weights[j] : 1.f; };
     const int32_t* places = order.place.data() + token * op.k;
+    const int64_t computed = order.begin[size_t(op.count)];  // rows of x; those after them are inputs
+    const float* input = op.input ? op.input + token * op.input_stride : nullptr;
     float opened = 1;
     if (op.gate) opened = 1.f / (1.f + std::exp(-op.gate[token * op.gate_stride]));
     const float* shared = op.shared ? op.shared + token * op.shared_stride : nullptr;
     int64_t i = 0;
     for (; i + W <= op.size; i += W) {
         vf sum = {};
-        for (int64_t j = 0; j < op.k; j++) sum += weight(j) * load(op.x + places[j] * op.x_stride + i);
+        for (int64_t j = 0; j < op.k; j++) {
+            if (places[j] < computed) sum += weight(j) * load(op.x + places[j] * op.x_stride + i);
+            else if (input) sum += weight(j) * load(input + i);
+        }
         store(y + i, shared ? sum + opened * load(shared + i) : sum);
     }
     for (; i < op.size; i++) {
         float sum = 0;
-        for (int64_t j = 0; j < op.k; j++) sum += weight(j) * op.x[places[j] * op.x_stride + i];
+        for (int64_t j = 0; j < op.k; j++) {
+            if (places[j] < computed) sum += weight(j) * op.x[places[j] * op.x_stride + i];
+            else if (input) sum += weight(j) * input[i];
+        }
         y[i] = shared ? sum + opened * shared[i] : sum;
     }
 }

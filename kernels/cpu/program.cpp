@@ -14,6 +14,7 @@
 #include "shm_collective.h"
 #include "pool.h"
 #include "rows.h"
+#include "select.h"
 
 namespace {
 
@@ -34,12 +35,20 @@ bool recurs(const Op& op) {
            op.kind == RG_LRU;
 }
 
-const attention::Schedule& schedule_of(const Attend& op, const std::vector<attention::Schedule>& schedules) {
+const attention::Schedule& schedule_of(const attention::Kind& kind, const std::vector<attention::Schedule>& schedules) {
     size_t i = 0;
-    while (schedules[i].window != op.window || schedules[i].chunk != op.chunk || schedules[i].group_size != op.heads / op.kv_heads ||
-           schedules[i].causal != bool(op.causal) || schedules[i].cross != bool(op.cross))
-        i++;
+    while (schedules[i].kind != kind) i++;
     return schedules[i];
+}
+
+template <class T> const attention::Schedule& schedule_of(const T& op, const std::vector<attention::Schedule>& schedules) {
+    return schedule_of(attention::kind_of(op), schedules);
+}
+
+const attention::Schedule& scheduled(const attention::Kind& kind, const Step& step, std::vector<attention::Schedule>& schedules) {
+    for (auto& schedule : schedules)
+        if (schedule.kind == kind) return schedule;
+    return schedules.emplace_back(attention::schedule(step, kind));
 }
 
 // Maximum size of the packed rows of experts for any choice of experts. For each chosen expert, the last tile or panel
@@ -68,15 +77,14 @@ void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
             const Heads& op = *static_cast<const Heads*>(ops[i].params);
             packed = std::max(packed, packed_head(op, step.tokens) * size_t(op.count));
         }
+        if (ops[i].kind == SELECT) {
+            const Select& op = *static_cast<const Select*>(ops[i].params);
+            const int64_t total = scheduled(attention::kind_of(op), step, runner.schedules).total;
+            partials = std::max(partials, size_t(total * attention::SPLIT));
+        }
         if (ops[i].kind != ATTEND) continue;
         const Attend& op = *static_cast<const Attend*>(ops[i].params);
-        const int64_t group_size = op.heads / op.kv_heads;
-        bool known = false;
-        for (auto& schedule : runner.schedules)
-            known = known || (schedule.window == op.window && schedule.chunk == op.chunk && schedule.group_size == group_size &&
-                              schedule.causal == bool(op.causal) && schedule.cross == bool(op.cross));
-        if (!known) runner.schedules.push_back(attention::schedule(step, op.window, op.chunk, group_size, op.causal, op.cross));
-        const int64_t total = schedule_of(op, runner.schedules).total;
+        const int64_t total = scheduled(attention::kind_of(op), step, runner.schedules).total;
         partials = std::max(partials, size_t(total * op.heads * (attention::padded(op.value_dim) + W)));
     }
     at_least(runner.packed, packed + 64);
@@ -95,6 +103,7 @@ Linear of_expert(const Experts& op, int64_t expert, const experts::Order& order)
 void pack_pairs(const Experts& op, int64_t token, float* packed, const experts::Order& order, Scratch& scratch) {
     for (int64_t place = token * op.k; place < (token + 1) * op.k; place++) {
         const int64_t expert = order.owner[size_t(place)], row = place - order.begin[size_t(expert)];
+        if (expert >= op.count) continue;  // it computes nothing
         Linear linear = op.linears[expert];
         linear.x += (op.gathered ? order.pair[size_t(place)] / op.k : place) * linear.x_stride;
         linear.x_stride = 0;
@@ -127,6 +136,11 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
             const Attend& attend = *static_cast<const Attend*>(op.params);
             const attention::Schedule& schedule = schedule_of(attend, runner.schedules);
             return attention::merge_row(attend, schedule, token, runner.partials.data(), scratch);
+        }
+        case SELECT: {
+            const Select& select = *static_cast<const Select*>(op.params);
+            const attention::Schedule& schedule = schedule_of(select, runner.schedules);
+            return selection::select_row(select, schedule, token, step, runner.partials.data(), scratch);
         }
         case LINEAR:
             return pack(*static_cast<const Linear*>(op.params), token, step.tokens, aligned(runner.packed), scratch);
@@ -213,6 +227,14 @@ template <class T> void run_attention(const Attend& op, Runner& runner, const St
     }
 }
 
+template <class T> void run_select(const Select& op, Runner& runner, const Step& step, Scratch& scratch) {
+    const attention::Schedule& schedule = schedule_of(op, runner.schedules);
+    const int64_t pieces = int64_t(schedule.pieces.size());
+    int64_t begin, end;
+    while (runner.team.take(pieces, 1, begin, end))  // the last pieces of a row first, as in run_attention
+        selection::score_piece<T>(op, step, schedule.pieces[size_t(pieces - 1 - begin)], runner.partials.data(), scratch);
+}
+
 // Writes this rank's rows to shared memory. A later operation on rows reads the rows of all ranks.
 void run_all_reduce(const AllReduce& op, Runner& runner, const Step& step, int id) {
     const int64_t each = std::clamp<int64_t>(step.tokens / (runner.team.size * 4), 1, 16);
@@ -233,7 +255,7 @@ template <class T> void run_recurrent(const T& op, Runner& runner, Scratch& scra
 }
 
 // Operations that start with all rows at once and continue row by row.
-bool opens(const Op& op) { return op.kind == ATTEND || op.kind == ALL_REDUCE || recurs(op); }
+bool opens(const Op& op) { return op.kind == ATTEND || op.kind == SELECT || op.kind == ALL_REDUCE || recurs(op); }
 bool multiplies(const Op& op) { return op.kind == LINEAR || op.kind == EXPERTS || op.kind == HEADS; }
 bool gathers(const Op& op) { return op.kind == EXPERTS && static_cast<const Experts*>(op.params)->gathered; }
 
@@ -255,6 +277,13 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
             else if (step.page_type == BF16) run_attention<bf16>(op, runner, step, scratch);
             else if (step.page_type == F16) run_attention<fp16>(op, runner, step, scratch);
             else run_attention<int8_t>(op, runner, step, scratch);
+            runner.team.wait();
+        }
+        if (ops[first].kind == SELECT) {
+            const Select& op = *static_cast<const Select*>(ops[first].params);
+            if (step.page_type == F32) run_select<float>(op, runner, step, scratch);
+            else if (step.page_type == BF16) run_select<bf16>(op, runner, step, scratch);
+            else run_select<fp16>(op, runner, step, scratch);
             runner.team.wait();
         }
         if (ops[first].kind == ALL_REDUCE)
@@ -303,8 +332,8 @@ int64_t slipway_sizes(int64_t* sizes, int64_t room) {
                              sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(AllReduce),
                              sizeof(CausalConv), sizeof(DeltaRule), sizeof(SelectiveScan), sizeof(GatedNorm),
                              sizeof(LatentKV), sizeof(Heads), sizeof(ScaleQueries),
-                             sizeof(LoraShrink), sizeof(LoraExpand), sizeof(RgLru), sizeof(LoraPiece), sizeof(LoraExperts), sizeof(Op),
-                             sizeof(Angles), sizeof(Group), sizeof(Step)};
+                             sizeof(LoraShrink), sizeof(LoraExpand), sizeof(RgLru), sizeof(LoraPiece), sizeof(LoraExperts),
+                             sizeof(Select), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];
     return count;

@@ -9,7 +9,7 @@
 enum Kind : int32_t {
     EMBED, NORM, ADD, ACTIVATE, ROPE_KV, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, ALL_REDUCE, CAUSAL_CONV,
     DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, SCALE_QUERIES, LORA_SHRINK, LORA_EXPAND, RG_LRU,
-    LORA_EXPERTS, KINDS
+    LORA_EXPERTS, SELECT, KINDS
 };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
@@ -78,13 +78,25 @@ struct Attend {
     const float* slopes;  // [heads], ALiBi: slope · (position of the key - of the query) is added to scores; null: none
     const float* biases;  // [heads][2 · reach + 1], added to scores: of the distances -reach … reach from the query to the
                           // key; others have that of the nearest; null: none
+    const int32_t* selected;  // [tokens][top_k] positions whose keys a token reads, from Select; null: it reads all
     float* out;
     int64_t q_stride, out_stride, heads, kv_heads, dim, value_dim, reach;
     int64_t window, chunk;  // one of them is 0, both: all positions; chunk: positions since the last multiple are read
+    int64_t top_k;          // 0 if all keys are read
     float scale, softcap;   // softcap 0: none
     int32_t group, layer, causal;  // not causal: what follows in the row is read too, and the row is there as a whole
     int32_t latent;  // pages hold latents, whose first value_dim elements are the value; kv_heads divides the work alone
     int32_t cross;   // keys are the positions before Step::starts, all of them; else those from there on
+};
+
+// Selects the top_k positions, up to its own, that a token's sparse attention reads: those with the largest
+// Σ weights[head] · max(q[head] · key, 0), and the first among equals. They are in ascending order, with -1 after them
+// if there are fewer. Pages hold one key for all heads, [token][dim] as latents.
+struct Select {
+    const float *q, *weights;  // [heads][dim] and [heads] of a token
+    int32_t* selected;         // [tokens][top_k]
+    int64_t q_stride, weights_stride, heads, dim, top_k;
+    int32_t group, layer;
 };
 
 // Rotates the last rotary_dim elements of the latent, which is [dim], and of each head of q, which is [heads,
@@ -135,11 +147,12 @@ struct Experts {
     int32_t gathered;
 };
 
-// y = Σ weight · x over a token's rows of x (+ sigmoid(gate) · shared); weights (all are 1), gate and shared may be null
+// y = Σ weight · x over a token's rows of x (+ sigmoid(gate) · shared); weights (all are 1), gate and shared may be null.
+// The row of an expert from number `count` on is the input of the token, or 0 if that is null.
 struct Combine {
-    const float *x, *weights, *gate, *shared;
+    const float *x, *weights, *gate, *shared, *input;
     float* y;
-    int64_t x_stride, gate_stride, shared_stride, y_stride, size, k;
+    int64_t x_stride, gate_stride, shared_stride, input_stride, y_stride, size, k, count;
 };
 
 struct ShmCollective;

@@ -105,8 +105,8 @@ def linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> Linear:
 class Attend(Structure):
     kind: ClassVar[int] = 6
     _fields_ = [
-        *_fields(c_void_p, "q sinks slopes biases out"),
-        *_fields(c_int64, "q_stride out_stride heads kv_heads dim value_dim reach window chunk"),
+        *_fields(c_void_p, "q sinks slopes biases selected out"),
+        *_fields(c_int64, "q_stride out_stride heads kv_heads dim value_dim reach window chunk top_k"),
         *_fields(c_float, "scale softcap"),
         *_fields(c_int32, "group layer causal latent cross"),
     ]
@@ -156,8 +156,8 @@ def experts(
 class Combine(Structure):
     kind: ClassVar[int] = 10
     _fields_ = [
-        *_fields(c_void_p, "x weights gate shared y"),
-        *_fields(c_int64, "x_stride gate_stride shared_stride y_stride size k"),
+        *_fields(c_void_p, "x weights gate shared input y"),
+        *_fields(c_int64, "x_stride gate_stride shared_stride input_stride y_stride size k count"),
     ]
 
 
@@ -274,6 +274,15 @@ class RgLru(Structure):
     _fields_ = [
         *_fields(c_void_p, "x gate decay gate_bias decay_bias rate y state"),
         *_fields(c_int64, "x_stride gate_stride decay_stride y_stride slot_stride channels"),
+    ]
+
+
+class Select(Structure):
+    kind: ClassVar[int] = 23
+    _fields_ = [
+        *_fields(c_void_p, "q weights selected"),
+        *_fields(c_int64, "q_stride weights_stride heads dim top_k"),
+        *_fields(c_int32, "group layer"),
     ]
 
 
@@ -396,6 +405,7 @@ Op = (
     | LoraExpand
     | RgLru
     | LoraExperts
+    | Select
 )
 MIRRORED = (
     Embed,
@@ -422,6 +432,7 @@ MIRRORED = (
     RgLru,
     _LoraPiece,
     LoraExperts,
+    Select,
     _Op,
     _Angles,
     _Group,

@@ -41,14 +41,15 @@ def empty_schedule(expert_ids: Tensor, num_experts: int, rows: int) -> tuple[Ten
 
 
 def _reference(expert_ids: Tensor, num_experts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """expert_ids: [tokens, top_k] int32, the experts of each token, below `num_experts` → pairs int32 [tokens · top_k],
-    in order of the experts, and tiles int32 [max_tiles, 3]: an expert, the place of the tile's first pair and the end
-    of its places; zeros where unused."""
+    """expert_ids: [tokens, top_k] int32, the experts of each token; those from `num_experts` on compute nothing → pairs
+    int32 [tokens · top_k], in order of the experts, and -1 for those that are not computed, and tiles int32 [max_tiles,
+    3]: an expert, the place of the tile's first pair and the end of its places; zeros where unused."""
     pairs, tiles = empty_schedule(expert_ids, num_experts, rows)
     flat = expert_ids.flatten()
-    pairs.copy_(flat.sort(stable=True).indices)
+    order = flat.sort(stable=True)
+    pairs.copy_(order.indices.masked_fill(order.values >= num_experts, -1))
     found, end = [], 0
-    for expert, own in enumerate(flat.bincount(minlength=num_experts).tolist()):
+    for expert, own in enumerate(flat[flat < num_experts].bincount(minlength=num_experts).tolist()):
         first, end = end, end + own
         found += [(expert, place, min(place + rows, end)) for place in range(first, end, rows)]
     tiles.zero_()
@@ -76,7 +77,8 @@ def expert_schedule_kernel(
     for at in range(0, count_pairs, BLOCK):
         pair = at + tl.arange(0, BLOCK)
         real = pair < count_pairs
-        counts += tl.histogram(tl.load(expert_ids + pair, real, 0), BINS, mask=real)
+        number = tl.load(expert_ids + pair, real, 0)
+        counts += tl.histogram(number, BINS, mask=real & (number < NUM_EXPERTS))
     needed = (counts + rows - 1) // rows
     before = expert < own
     first = tl.sum(tl.where(before, counts, 0), 0)
@@ -91,13 +93,17 @@ def expert_schedule_kernel(
         tl.store(entry + 2, tl.minimum(place + rows, end))
     for unused in range(used + own, count_tiles, NUM_EXPERTS):
         tl.store(tiles + unused * 3 + tl.arange(0, 4), 0, tl.arange(0, 4) < 3)
+    if own == NUM_EXPERTS - 1:
+        for at in range(end, count_pairs, BLOCK):
+            place = at + tl.arange(0, BLOCK)
+            tl.store(pairs + place, -1, place < count_pairs)
     if end > first:
-        place = first
+        at_pair = first
         for at in range(0, count_pairs, BLOCK):
             pair = at + tl.arange(0, BLOCK)
             mine = (tl.load(expert_ids + pair, pair < count_pairs, -1) == own).to(tl.int32)
-            tl.store(pairs + place + tl.cumsum(mine, 0) - 1, pair, mine > 0)
-            place += tl.sum(mine, 0)
+            tl.store(pairs + at_pair + tl.cumsum(mine, 0) - 1, pair, mine > 0)
+            at_pair += tl.sum(mine, 0)
 
 
 def _triton(expert_ids: Tensor, num_experts: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -128,8 +134,10 @@ def drawn_expert_ids(make: Make, tokens: int, num_experts: int, top_k: int, only
     return weights.argsort(1, descending=True)[:, :top_k].int().contiguous()
 
 
-def _inputs(make: Make, tokens: int, num_experts: int, top_k: int, rows: int, only: int | None = None) -> Args:
-    return drawn_expert_ids(make, tokens, num_experts, top_k, only), num_experts, rows
+def _inputs(
+    make: Make, tokens: int, num_experts: int, top_k: int, rows: int, only: int | None = None, zero_experts: int = 0
+) -> Args:
+    return drawn_expert_ids(make, tokens, num_experts + zero_experts, top_k, only), num_experts, rows
 
 
 def _served(tokens: int, num_experts: int, top_k: int) -> Case:
@@ -156,6 +164,8 @@ EXPERT_SCHEDULE = Op(
         Case("long", {"tokens": 700, "num_experts": 6, "top_k": 3, "rows": 64, "only": 5}),
         Case("all", {"tokens": 17, "num_experts": 3, "top_k": 3, "rows": 16}),
         Case("alone", {"tokens": 20, "num_experts": 1, "top_k": 1, "rows": 16}),
+        Case("skipped", {"tokens": 37, "num_experts": 5, "top_k": 4, "rows": 4, "zero_experts": 6}),
+        Case("all-skipped", {"tokens": 9, "num_experts": 2, "top_k": 1, "rows": 4, "zero_experts": 3, "only": 4}),
         Case("single-rows", {"tokens": 9, "num_experts": 4, "top_k": 2, "rows": 1}),
         Case("empty", {"tokens": 0, "num_experts": 8, "top_k": 2, "rows": 16}),
         *(_served(tokens, 128, 8) for tokens in (1, 256, 4096)),

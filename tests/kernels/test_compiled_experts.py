@@ -284,6 +284,7 @@ def mixture(team, logits, k, ups, downs, x, scores, shared=None, gate=None):
             y_stride=y.stride(0),
             size=hidden,
             k=k,
+            count=len(ups),
         ),
     ]
     run.go()

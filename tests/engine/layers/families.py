@@ -66,6 +66,12 @@ MLA = {**SIZES, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 24,
        "qk_rope_head_dim": 6, "v_head_dim": 10}  # fmt: skip
 MLA_ODD = {**SIZES, **ONE_KV, "num_key_value_heads": 5, "q_lora_rank": None, "kv_lora_rank": 19, "qk_nope_head_dim": 9,
            "qk_rope_head_dim": 4, "v_head_dim": 7}  # fmt: skip
+LONGCAT = {"num_layers": 2, "num_hidden_layers": 4, "ffn_hidden_size": 66, "moe_topk": 3, "n_routed_experts": 5,
+           "zero_expert_num": 4, "expert_ffn_hidden_size": 22, "routed_scaling_factor": 1.5}  # fmt: skip
+STEP = {**SIZES, "num_experts_per_tok": 3, "n_routed_experts": 6, "moe_intermediate_size": 22, "share_expert_dim": 30,
+        "num_sliding_attention_heads": 4, "head_dim": 16, "sliding_window": 5, "layer_types": HYBRID,
+        "moe_router_scaling_factor": 1.5}  # fmt: skip
+INDEX = {"index_n_heads": 9, "index_head_dim": 10, "index_topk": 6}
 MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.6}
 
 RECURRENT = ["linear_attention", "full_attention", "linear_attention"]
@@ -269,9 +275,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                    "first_k_dense_replace": 1, "rope_parameters": MSCALE}),
     "deepseek-v3-odd": ("DeepseekV3", {**MLA_ODD, **MOE, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 2,
                                        "attention_bias": True, "rope_interleave": False, "norm_topk_prob": False}),
+    "deepseek-v32": ("DeepseekV32", {**MLA, **MOE, **INDEX, "n_routed_experts": 12, "n_group": 4, "topk_group": 2,
+                                     "first_k_dense_replace": 1, "rope_parameters": MSCALE}),
+    "deepseek-v32-odd": ("DeepseekV32", {**MLA_ODD, **MOE, **INDEX, "q_lora_rank": 11, "n_group": 1, "topk_group": 1,
+                                         "index_n_heads": 7, "index_head_dim": 4, "index_topk": 1,
+                                         "attention_bias": True}),
     "glm4-moe-lite": ("Glm4MoeLite", {**MLA, **MOE}),
     "glm4-moe-lite-odd": ("Glm4MoeLite", {**MLA_ODD, **MOE, "q_lora_rank": 11, "n_group": 2, "topk_group": 1,
                                           "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "glm-moe-dsa": ("GlmMoeDsa", {**MLA, **MOE, **INDEX, "num_hidden_layers": 4, "first_k_dense_replace": 3,
+                                  "indexer_types": ["full", "shared", "full", "shared"]}),
+    "glm-moe-dsa-odd": ("GlmMoeDsa", {**MLA_ODD, **MOE, **INDEX, "q_lora_rank": 11, "index_topk": 17,
+                                      "index_topk_freq": 2, "index_skip_topk_offset": 1}),
+    "longcat": ("LongcatFlash", {**MLA, **LONGCAT, "head_dim": 6, "rope_parameters": MSCALE}),
+    "longcat-odd": ("LongcatFlash", {**MLA_ODD, **LONGCAT, "head_dim": 4, "q_lora_rank": 11, "num_layers": 1,
+                                     "num_hidden_layers": 2, "moe_topk": 2, "n_routed_experts": 2,
+                                     "zero_expert_num": 7, "tie_word_embeddings": True}),
+    "step3p5": ("Step3p7", {**STEP, "mlp_layer_types": ["dense", "sparse", "sparse"],
+                            "swiglu_limits": [0.0, 0.05, None], "swiglu_limits_shared": [0.1, 0, 0.2],
+                            "rope_parameters": {"full_attention": {**LLAMA3, "partial_rotary_factor": 0.5},
+                                                "sliding_attention": {**DEFAULT, "rope_theta": 100.0}}}),
+    "step3p5-odd": ("Step3p7", {**STEP, **ONE_KV, "head_dim": 8, "num_sliding_attention_heads": 3,
+                                "layer_types": ["full_attention"] * 3, "mlp_layer_types": ["sparse"] * 3,
+                                "rope_parameters": {"full_attention": DEFAULT}}),
     "youtu": ("Youtu", {**MLA, "rope_parameters": MSCALE}),
     "youtu-odd": ("Youtu", {**MLA_ODD, "tie_word_embeddings": False}),
     "minicpm3": ("MiniCPM3", {**MLA, "dim_model_base": 16, "max_position_embeddings": 256, "rope_parameters": {
@@ -340,11 +366,12 @@ def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
     kind, settings = CASES[name]
     settings = {**settings, **(more or {})}
     name_of = CONFIGURATIONS.get(kind, f"{kind}Config")
-    config = getattr(transformers, name_of)(**settings)
+    config = getattr(transformers, name_of)(**(_beside_vision(settings) if kind == "Step3p7" else settings))
     torch.manual_seed(len(name))
     # The eager attention of transformers' Falcon adds the bias of ALiBi twice: by itself and in the mask.
     attention = "sdpa" if name.startswith("falcon-alibi") else "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config, **{**EAGER, "attn_implementation": attention}).eval()
+    auto = transformers.AutoModelForImageTextToText if kind == "Step3p7" else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, **{**EAGER, "attn_implementation": attention}).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Convolutions with small weights have small outputs, whose rounding norms of queries and keys would raise.
@@ -363,6 +390,12 @@ def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
     if name.startswith("baichuan13b"):
         _replace_rope_by_alibi(model)
     return model
+
+
+def _beside_vision(settings: dict[str, Any]) -> dict[str, Any]:
+    """Add a small vision tower to the settings of a text model; transformers has no class for the text model alone."""
+    tower = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "mlp_ratio": 1.0, "image_size": 14}
+    return {"text_config": settings, "vision_config": tower}
 
 
 def _mpt_alibi(max_bias: int, heads: int, length: int, device: torch.device) -> Tensor:
@@ -430,6 +463,59 @@ def _llama_config(config: dict[str, Any], architecture: str) -> dict[str, Any]:
             "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings")  # fmt: skip
     kept = {key: config[key] for key in keys}
     return {**kept, "architectures": [architecture], "rope_theta": config["rope_parameters"]["rope_theta"]}
+
+
+def _longcat(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """transformers stores a projection of the zero-computation experts too, which nothing reads."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        path, _, last = key.rpartition(".")
+        if last == "gate_up_proj":
+            for number, (gate, up) in enumerate(one.chunk(2) for one in tensor[: config["n_routed_experts"]]):
+                found |= {f"{path}.{number}.gate_proj.weight": gate, f"{path}.{number}.up_proj.weight": up}
+        elif last == "down_proj":
+            found |= {f"{path}.{number}.down_proj.weight": one for number, one in enumerate(tensor)}
+        else:
+            found[key] = tensor
+    return found, config
+
+
+def _step3p5(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """The text model of Step-3.7-Flash, with the names of Step-3.5-Flash."""
+    text, found = config["text_config"], {}
+    names = {"model.language_model.": "model.", ".mlp.gate.e_score_correction_bias": ".moe.router_bias",
+             ".mlp.gate.weight": ".moe.gate.weight", ".mlp.shared_experts.": ".share_expert.",
+             ".mlp.experts.down_proj": ".moe.down_proj.weight"}  # fmt: skip
+    for key, tensor in _renamed(
+        {one: tensors[one] for one in tensors if "language" in one or "lm_" in one}, names
+    ).items():
+        if key.endswith("gate_up_proj"):
+            path = key.replace(".mlp.experts.gate_up_proj", ".moe")
+            gate, up = tensor.chunk(2, 1)
+            found |= {f"{path}.gate_proj.weight": gate, f"{path}.up_proj.weight": up}
+        else:
+            found[key] = tensor
+    ropes = [text["rope_parameters"][kind] for kind in text["layer_types"]]
+    scaled = {key: one for key, one in text["rope_parameters"]["full_attention"].items() if key != "rope_theta"}
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+            "max_position_embeddings", "moe_intermediate_size", "share_expert_dim", "sliding_window", "layer_types",
+            "swiglu_limits", "swiglu_limits_shared", "moe_router_scaling_factor")  # fmt: skip
+    return found, {
+        **{key: text[key] for key in keys},
+        "architectures": ["Step3p5ForCausalLM"],
+        "num_attention_groups": text["num_key_value_heads"],
+        "moe_num_experts": text["n_routed_experts"],
+        "moe_top_k": text["num_experts_per_tok"],
+        "attention_other_setting": {"num_attention_heads": text["num_sliding_attention_heads"]},
+        "moe_layers_enum": ",".join(str(i) for i, kind in enumerate(text["mlp_layer_types"]) if kind == "sparse"),
+        "moe_router_activation": "sigmoid",
+        "use_moe_router_bias": True,
+        "use_head_wise_attn_gate": True,
+        "rope_theta": [one["rope_theta"] for one in ropes],
+        "partial_rotary_factors": [one.get("partial_rotary_factor", 1.0) for one in ropes],
+        "rope_scaling": scaled,
+        "yarn_only_types": ["full_attention"],
+    }
 
 
 def _internlm2(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
@@ -558,6 +644,8 @@ WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
     "qwen1": _qwen1,
     "minicpm": _minicpm,
     "exaone3": _exaone3,
+    "longcat": _longcat,
+    "step3p5": _step3p5,
     "kimi_linear": _kimi_linear,
     "olmo_hybrid": _olmo_hybrid,
 }

@@ -31,8 +31,8 @@ KERNELS = ("torch", best())
 DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "gemma4")
 # Their kernels are in kernels/test_ops.py.
 LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear", "gemma3n", "mimo-v2", "opt-350m",
-         "minimax", "recurrent-gemma", "zamba2")  # fmt: skip
-EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd", "gemma4-moe")
+         "minimax", "recurrent-gemma", "zamba2", "step3p5")  # fmt: skip
+EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd", "gemma4-moe", "longcat")
 
 
 STEPPED = ("llama4", "llama4-odd", "minimax", "recurrent-gemma", "zamba2")
@@ -140,6 +140,7 @@ def test_cached_prefixes_and_preemption_change_nothing(name, by, family):
         *(("gemma3n", 2), ("mimo-v2", 2), ("opt-350m", 2)),
         *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
         *(("mamba2-odd", 5), ("nemotron-h-moe", 2), ("minimax", 2), ("recurrent-gemma", 2), ("zamba2", 2)),
+        *(("deepseek-v32", 2), ("longcat", 2), ("step3p5", 2)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
 )

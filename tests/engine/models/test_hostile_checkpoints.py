@@ -22,6 +22,8 @@ SMALL: dict[str, Any] = {
     **{"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 2},
     **{"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     **{"n_group": 1, "topk_group": 1, "num_kv_shared_layers": 0},
+    **{"index_topk": 4, "index_n_heads": 2, "index_topk_pattern": None, "indexer_types": None},
+    **{"moe_topk": 2, "zero_expert_num": 2, "moe_router_activation": "sigmoid", "swiglu_limits": None},
     **{"shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": None},
     **{"sliding_window": 64, "max_window_layers": 2, "use_sliding_window": True, "sliding_window_pattern": 2},
     **{"embedding_multiplier": 1.0, "attention_multiplier": 1.0, "residual_multiplier": 1.0},

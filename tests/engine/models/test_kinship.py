@@ -32,7 +32,7 @@ OTHERS = "nor is its family"
         ("Qwen5MoeForCausalLM", {"num_experts": 8}, "text decoder", "closest supported is Qwen3MoeForCausalLM"),
         ("XGLMForCausalLM", {}, "text decoder", OTHERS),
         ("GPTNeoForCausalLM", {}, "text decoder", "closest supported is GPTNeoXForCausalLM"),
-        ("DeepseekV32ForCausalLM", {"n_routed_experts": 8}, "text decoder", "closest supported is DeepseekV"),
+        ("DeepseekV4ForCausalLM", {"n_routed_experts": 8}, "text decoder", "closest supported is DeepseekV"),
         ("DbrxForCausalLM", {"n_routed_experts": 8}, "text decoder", OTHERS),
         ("DebertaV2ForSequenceClassification", {}, "text encoder", OTHERS),
         ("BertForMaskedLM", {}, "text encoder", "closest supported is Bert"),

@@ -1,0 +1,224 @@
+"""Sparse latent attention: each token reads the keys at the positions that kernels/attention/select.py selected
+(DeepSeek sparse attention, arXiv:2512.02556, section 2.1). Keys and sums are those of kernels/attention/latent.py:
+
+    out[t, h] = softmax(scale · q[t, h] kᵀ) k[:, : rank]
+
+A program has up to 16 heads of a token, and reads its keys in the order of their positions. Rows with one token and
+with several take the same path.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention.common import LOG2_E, check_heads, final_factor, softmax_weights
+from kernels.attention.latent import _check, _queries, _settings, _sizes
+from kernels.attention.select import page_inputs, single_row_of
+from kernels.jit import jit, launch, tl
+from kernels.op import Args, Case, Make, Op
+
+HEADS_AT_ONCE = 16
+
+
+def _reference(
+    q: Tensor,
+    pages: Tensor,
+    layer: int,
+    table: Tensor,
+    slot: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    selected: Tensor,
+    out: Tensor,
+    scale: float,
+) -> tuple[Tensor]:
+    """q: [tokens, heads, dim]; pages: [blocks, layers, 1, block_tokens, 1, dim] of q's type; table: [slots, blocks]
+    int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32; query_start: [rows + 1] int32;
+    selected: [tokens, top_k] int32, as SELECT_KEYS writes them → out: [tokens, heads, rank]."""
+    rank, block_tokens = out.shape[2], pages.shape[3]
+    for row, (first, stop) in enumerate(zip(query_start.tolist(), query_start.tolist()[1:], strict=False)):
+        for token in range(first, stop):
+            position = selected[token][selected[token] >= 0].long()
+            blocks = table[slot[row].long(), position // block_tokens].long()
+            keys = pages[blocks, layer, 0, position % block_tokens, 0].float()
+            weights = (q[token].float() @ keys.T * scale).softmax(-1)
+            out[token] = (weights @ keys[:, :rank]).to(out.dtype)
+    return (out,)
+
+
+@jit(varying=("layer", "rows", "table_row"))
+def sparse_latent_kernel(
+    q,
+    pages,
+    table,
+    slot,
+    query_start,
+    lengths,
+    selected,
+    out,
+    layer,
+    rows,
+    q_row,
+    out_row,
+    table_row,
+    scale,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    RANK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    LAYERS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDE: tl.constexpr,
+    KEY: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One program for each token and block of heads."""
+    token = tl.program_id(1)
+    low = 0
+    high = rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) <= token:
+            low = middle
+        else:
+            high = middle
+    row_end = tl.load(query_start + low + 1)
+    if token < row_end:
+        keys = tl.minimum(tl.load(lengths + low) - (row_end - 1 - token), TOP_K)
+        line = table + tl.load(slot + low).to(tl.int64) * table_row
+        heads = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
+        at_token = token.to(tl.int64)
+        q_latent, q_key = _queries(q + at_token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
+        at, at_key = tl.arange(0, WIDE), tl.arange(0, KEY)
+        part = tl.zeros([GROUP, WIDE], tl.float32)
+        top = tl.full([GROUP], -1.0e30, tl.float32)
+        weights = tl.zeros([GROUP, TILE], tl.float32)  # summed over the tiles, and over their keys at the end
+        for tile in range(0, keys, TILE):
+            number = tile + tl.arange(0, TILE)
+            seen = number < keys
+            position = tl.load(selected + at_token * TOP_K + number, seen, 0)
+            block = tl.load(line + position // BLOCK_TOKENS, seen, 0).to(tl.int64)
+            place = pages + ((block * LAYERS + layer) * BLOCK_TOKENS + position % BLOCK_TOKENS) * DIM
+            latent = tl.load(place[:, None] + at[None, :], seen[:, None] & (at < RANK)[None, :], 0.0)
+            rotated_mask = seen[:, None] & (at_key < DIM - RANK)[None, :]
+            rotated = tl.load(place[:, None] + RANK + at_key[None, :], rotated_mask, 0.0)
+            scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
+            scores = tl.dot(q_key, tl.trans(rotated), scores, input_precision="ieee")
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+            weight, top, fade = softmax_weights(scores, top, scale, False)
+            weights = tl.fma(weights, fade[:, None], weight)
+            part = tl.dot(weight.to(latent.dtype), latent, part * fade[:, None], input_precision="ieee")
+        factor = final_factor(top, tl.sum(weights, 1), 0.0, 1.0, False)[:, None]
+        mask = (heads < HEADS)[:, None] & (at < RANK)[None, :]
+        spot = heads[:, None] * RANK + at[None, :]
+        tl.store(out + at_token * out_row + spot, (part * factor).to(out.dtype.element_ty), mask)
+
+
+def _triton(
+    q: Tensor,
+    pages: Tensor,
+    layer: int,
+    table: Tensor,
+    slot: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    selected: Tensor,
+    out: Tensor,
+    scale: float,
+) -> tuple[Tensor]:
+    _check(q, pages, out)
+    if not selected.is_contiguous():
+        raise ValueError("selected: must be contiguous")
+    chosen = _settings("sparse_latent", q, out, HEADS_AT_ONCE)
+    launch(
+        sparse_latent_kernel,
+        (-(-q.shape[1] // HEADS_AT_ONCE) if len(lengths) else 0, q.shape[0]),
+        q,
+        pages,
+        table,
+        slot,
+        query_start,
+        lengths,
+        selected,
+        out,
+        layer,
+        lengths.shape[0],
+        check_heads(q, "q"),
+        check_heads(out, "out"),
+        table.stride(0),
+        scale * LOG2_E,
+        **_sizes(q, pages, out, HEADS_AT_ONCE),
+        TOP_K=selected.shape[1],
+        TILE=chosen["tile"],
+        warps=chosen["warps"],
+        stages=chosen["stages"],
+    )
+    return (out,)
+
+
+def _inputs(
+    make: Make,
+    rows: Sequence[tuple[int, int]],
+    heads: int,
+    rank: int,
+    key: int,
+    top_k: int,
+    block_tokens: int = 4,
+    layers: int = 2,
+) -> Args:
+    tokens = sum(count for count, _ in rows)
+    places = page_inputs(make, rows, rank + key, block_tokens, layers)
+    selected = make.zeros(tokens, top_k, dtype=torch.int32)
+    if not make.meta:
+        seen = [length - count + 1 + number for count, length in rows for number in range(count)]
+        for line, length in zip(selected, seen, strict=True):
+            chosen = make.permutation(length)[:top_k].sort().values
+            line[: len(chosen)], line[len(chosen) :] = chosen, -1
+    q, out = make.normal(tokens, heads, rank + key), make.normal(tokens, heads, rank)
+    return q, *places, selected, out, (rank + key) ** -0.5
+
+
+def _keys(args: Sequence[Any]) -> int:
+    """Return the number of keys that are read."""
+    query_start, lengths, top_k = args[5], args[6], args[7].shape[1]
+    counts = zip(query_start.diff().tolist(), lengths.tolist(), strict=True)
+    return sum(min(length - number, top_k) for count, length in counts for number in range(count))
+
+
+def _traffic(*args: Any) -> int:
+    q, pages, *_, selected, out, _ = args
+    if args[6].is_meta:
+        return int(pages.nbytes // pages.shape[1] + q.nbytes + out.nbytes)
+    return int(_keys(args) * pages[0, 0, 0, 0].nbytes // pages.shape[3] + q.nbytes + selected.nbytes + out.nbytes)
+
+
+DEEPSEEK = {"heads": 128, "rank": 512, "key": 64, "top_k": 2048, "block_tokens": 16, "layers": 1}
+SMALL = {"heads": 4, "rank": 32, "key": 8, "top_k": 6}
+
+SPARSE_LATENT = Op(
+    name="sparse_latent",
+    reference=_reference,
+    triton=_triton,
+    inputs=_inputs,
+    cases=(
+        Case("one", SMALL | {"rows": ((1, 1),)}),
+        Case("mixed", SMALL | {"rows": ((1, 37), (3, 9), (0, 0), (5, 70), (1, 6), (4, 4)), "heads": 18}),
+        Case("many", SMALL | {"rows": ((1, 300), (2, 90)), "top_k": 81, "block_tokens": 16}),
+        Case("odd", {"rows": ((3, 50), (1, 17)), "heads": 5, "rank": 19, "key": 6, "top_k": 1}),
+        Case("empty", SMALL | {"rows": ()}),
+        Case("64x8192", DEEPSEEK | {"rows": ((1, 8192),) * 64}, bench=True),
+        Case("1024-of-8192-glm", DEEPSEEK | {"rows": ((1024, 8192),), "heads": 64}, bench=True),
+    ),
+    tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
+    traffic=_traffic,
+    flops=lambda *args: (
+        0 if args[6].is_meta else int(2 * _keys(args) * args[0].shape[1] * (args[0].shape[2] + args[8].shape[2]))
+    ),
+    single_row=single_row_of(0, 7, 8, lengths=6),
+    rows=lambda args: args[6].shape[0],
+    strided=(0, 8),
+    tunable={"tile": (16, 32, 64), "warps": (4, 8, 16), "stages": (2, 3, 4)},
+)
