@@ -66,7 +66,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.migration": ("appliance.config", "appliance.output_formats"),
     "appliance.runtime": ("appliance.config",),
     "appliance.chat_templates": ("appliance.runtime.limited_processes", "engine.api", "engine.text"),
-    "appliance.images": (
+    "appliance.media": (
         *("appliance.config.sections", "appliance.runtime.limited_processes"),
         *("engine.api.errors", "engine.api.files", "engine.media"),
     ),
@@ -117,14 +117,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "appliance.server.chat": (
         *("appliance.server.schema", "appliance.config", "appliance.chat_templates", "appliance.output_formats"),
-        *("appliance.images.part", "engine.media"),
+        *("appliance.media.part", "engine.media"),
         *("engine.api", "engine.text", "engine.structured.definition", "engine.structured.schema"),
     ),
     "appliance.server.http": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat"),
         *("appliance.server.reply_store", "appliance.server.routing"),
         *("appliance.config", "appliance.security", "appliance.runtime", "appliance.observability"),
-        *("appliance.chat_templates", "appliance.images", "engine.api", "engine.text"),
+        *("appliance.chat_templates", "appliance.media", "engine.api", "engine.text"),
     ),
     "appliance.server.admin": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.http"),
@@ -133,17 +133,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.server.openai": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.reply_store", "appliance.output_formats", "appliance.observability"),
-        *("appliance.images.part", "engine.api", "engine.text"),
+        *("appliance.media.part", "engine.api", "engine.text"),
     ),
     "appliance.server.openai.responses": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.reply_store", "appliance.server.routing"),
-        *("appliance.output_formats", "appliance.observability", "appliance.images.part", "engine.api"),
+        *("appliance.output_formats", "appliance.observability", "appliance.media.part", "engine.api"),
     ),
     "appliance.server.anthropic": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.reply_store", "appliance.output_formats", "appliance.observability"),
-        *("appliance.images.part", "engine.api"),
+        *("appliance.media.part", "engine.api"),
     ),
     "appliance.server.pooling": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),

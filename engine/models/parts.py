@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, TypeGuard
 
+from engine.api.media import Modality
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
@@ -948,6 +950,13 @@ class Media:
     these blocks of the text model (Qwen3-VL)."""
     positions: GridPositions | None = None
     tiles: Tiles | None = None
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Modalities of the items that the tower reads."""
+        if isinstance(self.tower.patches, AudioEmbedding):
+            return ("audio",)
+        return ("image",) if self.video_token is None else ("image", "video")
 
     @property
     def width(self) -> int:

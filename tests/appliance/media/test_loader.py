@@ -18,12 +18,12 @@ import pytest
 from PIL import Image
 
 from appliance.config.sections.limits import Media
-from appliance.images.loader import Cache, ImageLoader
-from appliance.images.part import ImagePart
+from appliance.media.loader import Cache, MediaLoader
+from appliance.media.part import MediaPart
 from engine.api.errors import RequestError
 from engine.api.media import MediaTensor
 from engine.media.decode import Limits, decode
-from engine.media.processed import ImageError, Processed
+from engine.media.processed import MediaError, Processed
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF")
 SEED = 3
@@ -55,13 +55,13 @@ def test_damaged_files_give_an_image_or_an_error(form: str) -> None:
     for _ in range(40):
         try:
             assert decode(mutated(data, source), Limits(max_pixels=10_000)).mode == "RGB"
-        except ImageError as error:
+        except MediaError as error:
             assert str(error)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"%!PS-Adobe-3.0 EPSF", b"GIF89a", b"<svg/>", b"%PDF-1.4", b"BM" * 50])
 def test_other_files_are_refused(data: bytes) -> None:
-    with pytest.raises(ImageError):
+    with pytest.raises(MediaError):
         decode(data)
 
 
@@ -81,7 +81,7 @@ def bomb(width: int, height: int) -> bytes:
 def test_pixels_are_limited_before_they_are_decoded(size: tuple[int, int]) -> None:
     data = bomb(101, 100).replace(struct.pack(">II", 101, 100), struct.pack(">II", *size))
     fixed = data[:29] + struct.pack(">I", zlib.crc32(data[12:29])) + data[33:]
-    with pytest.raises(ImageError, match="limit is 10,000 pixels"):
+    with pytest.raises(MediaError, match="limit is 10,000 pixels"):
         decode(fixed, Limits(max_pixels=10_000))
 
 
@@ -94,11 +94,11 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make(model: Path) -> Iterator[Callable[..., ImageLoader]]:
+def make(model: Path) -> Iterator[Callable[..., MediaLoader]]:
     made = []
 
-    def build(**limits: Any) -> ImageLoader:
-        made.append(ImageLoader(str(model), Media(**limits)))
+    def build(**limits: Any) -> MediaLoader:
+        made.append(MediaLoader(str(model), Media(**limits)))
         return made[-1]
 
     yield build
@@ -106,21 +106,21 @@ def make(model: Path) -> Iterator[Callable[..., ImageLoader]]:
         loader.close()
 
 
-def part(data: bytes, where: str = "image") -> ImagePart:
-    return ImagePart("data:x;base64," + base64.b64encode(data).decode(), where)
+def part(data: bytes, where: str = "image") -> MediaPart:
+    return MediaPart("image", "data:x;base64," + base64.b64encode(data).decode(), where)
 
 
-def loaded(loader: ImageLoader, *files: bytes) -> list[Processed]:
+def loaded(loader: MediaLoader, *files: bytes) -> list[Processed]:
     parts = [part(data, f"image.{at}") for at, data in enumerate(files)]
 
     async def load() -> list[Processed]:
         images = await loader.load(parts)
-        return [images[each.url] for each in parts]
+        return [images[each] for each in parts]
 
     return asyncio.run(load())
 
 
-def test_the_first_faulty_image_is_named(make: Callable[..., ImageLoader]) -> None:
+def test_the_first_faulty_image_is_named(make: Callable[..., MediaLoader]) -> None:
     loader, good = make(), file_of("PNG")
     with pytest.raises(RequestError, match=r"^image\.1: the file is not an image") as caught:
         loaded(loader, good, b"bad", b"worse")
@@ -128,14 +128,14 @@ def test_the_first_faulty_image_is_named(make: Callable[..., ImageLoader]) -> No
     assert len(loaded(loader, good)) == 1
 
 
-def test_an_image_beyond_the_memory_is_refused_and_others_are_served(make: Callable[..., ImageLoader]) -> None:
+def test_an_image_beyond_the_memory_is_refused_and_others_are_served(make: Callable[..., MediaLoader]) -> None:
     loader = make(memory=64 << 20)
     with pytest.raises(RequestError, match="too much memory"):
         loaded(loader, bomb(7000, 7000))
     assert len(loaded(loader, file_of("PNG"))) == 1
 
 
-def test_an_image_beyond_the_time_is_refused_and_others_are_served(make: Callable[..., ImageLoader]) -> None:
+def test_an_image_beyond_the_time_is_refused_and_others_are_served(make: Callable[..., MediaLoader]) -> None:
     loader = make(time=0.05)
     with pytest.raises(RequestError, match=r"computes for more than 0\.05 s"):
         loaded(loader, bomb(7000, 7000))
@@ -144,10 +144,10 @@ def test_an_image_beyond_the_time_is_refused_and_others_are_served(make: Callabl
 
 def children() -> list[int]:
     mine = [child for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()]
-    return [int(child) for child in mine if b"image_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [int(child) for child in mine if b"media_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-def test_a_killed_process_is_replaced(make: Callable[..., ImageLoader]) -> None:
+def test_a_killed_process_is_replaced(make: Callable[..., MediaLoader]) -> None:
     loader = make()
     loaded(loader, file_of("PNG"))
     before = children()
@@ -161,13 +161,16 @@ def test_the_cache_drops_the_least_recently_used() -> None:
     def image(size: int) -> Processed:
         return Processed(b"", "", (), {"x": MediaTensor("float32", (size // 4,), bytes(size))})
 
+    def key(name: bytes) -> tuple[bytes, str, str]:
+        return name, "image", ""
+
     cache = Cache(100)
     for name in (b"a", b"b"):
-        cache.put(name, image(40))
-    assert cache.get(b"a") is not None
-    cache.put(b"c", image(40))
-    assert [name for name in (b"a", b"b", b"c") if cache.get(name)] == [b"a", b"c"]
-    cache.put(b"d", image(104))
-    assert cache.get(b"d") is None and cache.get(b"a") is not None
-    cache.put(b"e", image(100))
-    assert [name for name in (b"a", b"c", b"e") if cache.get(name)] == [b"e"]
+        cache.put(key(name), image(40))
+    assert cache.get(key(b"a")) is not None
+    cache.put(key(b"c"), image(40))
+    assert [name for name in (b"a", b"b", b"c") if cache.get(key(name))] == [b"a", b"c"]
+    cache.put(key(b"d"), image(104))
+    assert cache.get(key(b"d")) is None and cache.get(key(b"a")) is not None
+    cache.put(key(b"e"), image(100))
+    assert [name for name in (b"a", b"c", b"e") if cache.get(key(name))] == [b"e"]
