@@ -833,7 +833,8 @@ class StoredTensor:
 class Tower:
     """features = the outputs of the blocks `taken`, side by side."""
 
-    patches: Patches
+    patches: Patches | AudioEmbedding
+    """Embedding of the inputs; the parts below about grids are for patches."""
     blocks: tuple[Block, ...]
     taken: tuple[int, ...]  # numbers of blocks computed before a feature is taken; `norm` applies to all of them
     layers: str  # path of the blocks
@@ -878,6 +879,13 @@ class AveragePool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AverageRows:
+    """Mean of `count` consecutive rows of an item; rows beyond the last whole group are left out."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Project:
     """y = act(x W^T (+ b))."""
 
@@ -892,7 +900,7 @@ class Activate:
     act: str
 
 
-ProjectorStep = Merge | AveragePool | Project | Activate | Norm | MLP
+ProjectorStep = Merge | AveragePool | AverageRows | Project | Activate | Norm | MLP
 
 
 @dataclass(frozen=True, kw_only=True)
