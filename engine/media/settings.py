@@ -75,6 +75,8 @@ class Files:
             raise ValueError(f"{unknown[0][:100]!r} is not supported; known: {', '.join(sorted(OPTIONS))}")
         for name, value in given.items():
             _check(name, value)
+        if given.keys() & {"fps", "num_frames"}:
+            given.setdefault("do_sample_frames", True)
         return replace(self, image=_merged(self.image, given), video=_merged(self.video, given))
 
 

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer
 
 PARTS = (
     "{% for part in message.content %}"
-    "{% if part.type == 'image' %}IMAGE{% elif part.type == 'video' %}VIDEO{% elif part.type == 'audio' %}AUDIO{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% if part.type == 'image' %}IMAGE{% elif part.type == 'video' %}VIDEO{% elif part.type == 'audio' %}AUDIO"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}"
 )
 HEAD = "{% for message in messages %}<|im_start|>{{ message.role }}\n"
 TAIL = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

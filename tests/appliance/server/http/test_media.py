@@ -15,6 +15,7 @@ from tests.appliance.server.http.image_models import data_url, picture, png, vid
 
 PATH = "/v1/chat/completions"
 CLIP, SOUND, IMAGE = video(), wav(), data_url(png(picture()))
+SMALL = data_url(png(picture(20, 20)))
 
 
 def encoded(data: bytes, kind: str) -> str:
@@ -104,9 +105,9 @@ def test_a_video_that_cannot_be_read_is_named(
     make: Callable[..., Any], limits: dict[str, Any], url: str, words: str
 ) -> None:
     gateway = make(**limits)
-    fault = refused(gateway, asked(of("image_url", IMAGE), of("video_url", url)))
+    fault = refused(gateway, asked(of("image_url", SMALL), of("video_url", url)))
     assert fault["param"] == "messages.0.content.1.video_url" and words in fault["message"]
-    assert gateway.post(PATH, asked(of("image_url", IMAGE)))[0] == 200
+    assert gateway.post(PATH, asked(of("image_url", SMALL)))[0] == 200
 
 
 def test_frames_beyond_the_limit_are_sampled_down(make: Callable[..., Any]) -> None:
