@@ -70,8 +70,8 @@ it quantized, it is dequantized at load. Layers for multi-token prediction are n
 
 ## Models that read images, videos or audio
 
-These models have a tower, which computes features of the patches of an image or of an audio clip, and a projector, which makes the
-embeddings of the prompt's placeholder tokens of them. The text decoder is one of the
+These models have a tower, which computes features of the patches of an image or of an audio clip, and a projector,
+which makes the embeddings of the prompt's placeholder tokens of them. The text decoder is one of the
 [decoders](#text-decoders-of-multimodal-models) of the next section.
 
 | architecture | tower and projector | models |
@@ -87,7 +87,7 @@ embeddings of the prompt's placeholder tokens of them. The text decoder is one o
 | `LlavaOnevisionForConditionalGeneration` | SigLIP for tiles; two layers | LLaVA-OneVision |
 | `Mistral3ForConditionalGeneration` | Pixtral; squares of patches are joined | Mistral Small 3.1, Ministral 3 |
 | `PaliGemmaForConditionalGeneration` | SigLIP; one layer | PaliGemma 1 and 2 |
-| `Qwen2AudioForConditionalGeneration` | audio of up to 30 s: Whisper's encoder; means of pairs of states | Qwen2-Audio |
+| `Qwen2AudioForConditionalGeneration` | audio clips: Whisper's encoder; means of pairs of states | Qwen2-Audio |
 | `Qwen2VLForConditionalGeneration` | images and videos of any size; squares are joined | Qwen2-VL |
 | `Qwen2_5_VLForConditionalGeneration` | the same, with windows of attention | Qwen2.5-VL |
 | `Qwen3VLForConditionalGeneration` | with learned positions; features of several blocks | Qwen3-VL |

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 
 from appliance.config.sections.limits import Media
@@ -24,9 +25,30 @@ from engine.api.errors import RequestError
 from engine.api.media import MediaTensor
 from engine.media.decode import Limits, decode
 from engine.media.processed import MediaError, Processed
+from tests.appliance.server.http.image_models import wav
+from tests.engine.media.test_videos import encoded, steps
+from tests.tiers import thinned
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF")
 SEED = 3
+
+
+def heard() -> dict[str, bytes]:
+    """Return a second of noise in several formats."""
+    found = {"wav": wav()}
+    samples = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
+    for form, options in {"flac": {}, "ogg": {"subtype": "VORBIS"}, "mp3": {}}.items():
+        stream = io.BytesIO()
+        soundfile.write(stream, samples, 16_000, format=form.upper(), **options)
+        found[form] = stream.getvalue()
+    return found
+
+
+HEARD = heard()
+MOVING = {
+    form: encoded(steps(8), form, codec)
+    for form, codec in (("mp4", "mpeg4"), ("matroska", "mpeg4"), ("avi", "mjpeg"), ("webm", "libvpx"), ("gif", "gif"))
+}
 
 
 def file_of(form: str, mode: str = "RGB") -> bytes:
@@ -47,12 +69,13 @@ def mutated(data: bytes, random: random.Random) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.parametrize("count", thinned((40, 80), (40,)))
 @pytest.mark.parametrize("form", FORMATS)
-def test_damaged_files_give_an_image_or_an_error(form: str) -> None:
-    """No other exception; 40 files of each format."""
-    data, source = file_of(form), random.Random(SEED)
+def test_damaged_files_give_an_image_or_an_error(form: str, count: int) -> None:
+    """No other exception; 40 files of each format, and in nightly tests 80 others."""
+    data, source = file_of(form), random.Random(SEED + count)
     assert decode(data).size == ((24, 18) if form == "ICO" else (32, 24))
-    for _ in range(40):
+    for _ in range(count):
         try:
             assert decode(mutated(data, source), Limits(max_pixels=10_000)).mode == "RGB"
         except MediaError as error:
@@ -140,6 +163,51 @@ def test_an_image_beyond_the_time_is_refused_and_others_are_served(make: Callabl
     with pytest.raises(RequestError, match=r"computes for more than 0\.05 s"):
         loaded(loader, bomb(7000, 7000))
     assert len(loaded(loader, file_of("PNG"))) == 1
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hearing")
+    (folder / "config.json").write_text('{"model_type": "qwen2_audio"}')
+    (folder / "preprocessor_config.json").write_text('{"feature_size": 16, "chunk_length": 4}')
+    return folder
+
+
+@pytest.mark.parametrize("count", thinned((6, 30), (6,)))
+@pytest.mark.parametrize("kind", ["video", "audio"])
+def test_damaged_videos_and_audio_fail_only_their_request(
+    make: Callable[..., MediaLoader], hearing: Path, kind: str, count: int
+) -> None:
+    """Five containers of each kind; whatever a decoder does happens in its process."""
+    loader = make() if kind == "video" else MediaLoader(str(hearing), Media())
+    files = MOVING if kind == "video" else HEARD
+    source, results = random.Random(SEED), list[bool]()
+    for form, data in files.items():
+        assert loads(loader, kind, data), form
+        results += [loads(loader, kind, mutated(data, source)) for _ in range(count)]
+    assert False in results, "some files are damaged"
+    assert loads(loader, kind, next(iter(files.values())))
+    loader.close()
+
+
+def loads(loader: MediaLoader, kind: Any, data: bytes) -> bool:
+    url = "data:x;base64," + base64.b64encode(data).decode()
+    try:
+        return len(asyncio.run(loader.load([MediaPart(kind, url, "x")]))) == 1
+    except RequestError as error:
+        assert error.param == "x" and str(error).startswith("x: ")
+        return False
+
+
+def polyglot() -> bytes:
+    """Return an image file that continues as a video file."""
+    return file_of("PNG") + MOVING["mp4"]
+
+
+def test_a_file_is_read_only_as_its_field_says(make: Callable[..., MediaLoader]) -> None:
+    loader = make()
+    assert loads(loader, "image", polyglot()) and not loads(loader, "image", MOVING["mp4"])
+    assert not loads(loader, "video", HEARD["wav"])
 
 
 def children() -> list[int]:
