@@ -25,10 +25,10 @@ import transformers
 from PIL import Image
 
 from engine.api.media import MediaItem
-from engine.llm import LLM, MediaPrompt, Params
+from engine.llm import LLM, AudioPrompt, MediaPrompt, Params
 from engine.media.families import read_processors
 from engine.media.processor import process
-from engine.media.spectrogram import log_mel, spectrogram_item
+from engine.media.spectrogram import log_mel
 from kernels.cpu.library import best
 
 IMAGE, VOCAB = 95, 96
@@ -92,7 +92,7 @@ def preprocessing(folder: Path, image: Image.Image, rounds: int) -> dict[str, An
     theirs = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
     own = read_processors(folder).image
     assert own is not None, "the folder has a processor"
-    sides = {
+    sides: dict[str, Callable[[], object]] = {
         "transformers": lambda: theirs(images=[image], return_tensors="np"),
         "gateway": lambda: process(own, image),
     }
@@ -143,8 +143,7 @@ def speech(folder: Path, depth: int, width: int, seconds: float, rounds: int, th
     params = Params(temperature=0.0, max_tokens=max(1, int(4 * seconds)), ignore_eos=True)
 
     def heard(llm: LLM) -> object:
-        item = spectrogram_item(log_mel(samples, mels=80, frames=frames))
-        return llm.generate(MediaPrompt((1,), (item,)), params)
+        return llm.generate(AudioPrompt(log_mel(samples, mels=80, frames=frames), (1,)), params)
 
     more = {"max_context": frames // 2 + 448, "max_step_tokens": frames // 2 + 8}
     with opened(folder, "torch", threads, **more) as torch_, opened(folder, best(), threads, **more) as compiled:

@@ -208,7 +208,7 @@ def sampling(text: str) -> Values:
 def media_counts(text: str) -> Values:
     """Return the items per prompt of a JSON object with counts by modality, or of image=COUNT."""
     given = _json(text) if text.lstrip().startswith("{") else dict([text.strip().split("=", 1)])
-    values: Values = {}
+    values: dict[str, Any] = {}
     for kind in ("image", "video", "audio"):
         found = given.get(kind) if isinstance(given, dict) else None
         if isinstance(found, dict):

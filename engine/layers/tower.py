@@ -1,4 +1,4 @@
-"""A runnable tower: tensors of images and videos in, embeddings for the text model out."""
+"""A runnable tower: tensors of images, videos or audio in, embeddings for the text model out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -44,7 +44,8 @@ KINDS: dict[str, Kind] = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2_5"}
 def stepped(frames: int, count: float) -> list[int]:
     """Return the numbers below `frames` in steps of frames / count, as `torch.arange(…).int()` does."""
     step = frames / count
-    return (np.arange(ceil(frames / step)) * step).astype(np.float32).astype(np.int64).tolist()
+    found: list[int] = (np.arange(ceil(frames / step)) * step).astype(np.float32).astype(np.int64).tolist()
+    return found
 
 
 @dataclass(frozen=True)

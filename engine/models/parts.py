@@ -988,7 +988,7 @@ class Model:
     unread: tuple[str, ...] = ()  # prefixes of tensors that checkpoints may have and that are not used
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
     foreign: Foreign | None = None
-    media: Media | None = None  # tower and projectors of images and videos
+    media: Media | None = None  # tower and projectors of images, videos or audio
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
 
