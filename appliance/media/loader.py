@@ -89,7 +89,7 @@ class MediaLoader:
         """Number of items that were decoded and processed, not found in the cache."""
 
     async def load(self, parts: Sequence[MediaPart], owner: str = "") -> LoadedMedia:
-        """Return the processed items. owner: name for the API key, whose uuids are those of no other key. Raise
+        """Return the processed items. owner: name for the API key; keys do not share uuids. Raise
         RequestError that names the field of an item."""
         for kind, name in COUNTS.items():
             own, most = [part for part in parts if part.kind == kind], getattr(self._limits, name)

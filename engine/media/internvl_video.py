@@ -40,7 +40,7 @@ class InternVLVideo:
     count: int | None
     """Frames that are read; without it and without `fps`, all are read."""
     shift: float | None
-    """Number of the first frame; None: half a step."""
+    """Number of the first frame, or None for half a step."""
 
     @property
     def modality(self) -> Modality:

@@ -127,7 +127,7 @@ def test_two_ranks_return_the_same_replies(folder: Path) -> None:
 
 
 class _Folder:
-    """What `opened` reads of a family."""
+    """A family with the attribute that `opened` reads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

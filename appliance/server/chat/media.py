@@ -44,7 +44,7 @@ class MediaText:
 
     @property
     def reads(self) -> str:
-        """What the model reads, for messages."""
+        """Text with the modalities that the model reads, for error messages."""
         return f"only text and {', '.join(self.known)}"
 
 

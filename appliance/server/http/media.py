@@ -25,7 +25,7 @@ async def load_media(request: Request, parts: Iterable[MediaPart]) -> LoadedMedi
     if wrong := next((part for part in found if part.kind not in modalities), None):
         known = ", ".join(modalities)
         raise RequestError(
-            f"{wrong.where}: {wrong.kind} is not supported; the model reads text and {known}.", wrong.where
+            f"{wrong.where}: {wrong.kind} is not supported; the model accepts only text and {known}.", wrong.where
         )
     return await until_disconnect(request, loader.load(found, request.state.owner))
 

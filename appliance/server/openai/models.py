@@ -43,7 +43,7 @@ def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
 
 
 def _modalities(service: Service) -> list[str]:
-    """Return what a model reads, unless it is only text."""
+    """Return the modalities that a model reads; empty if it reads only text."""
     if service.config.speech is not None:
         return ["audio"]
     return ["text", *service.config.modalities] if service.config.modalities else []

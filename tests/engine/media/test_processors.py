@@ -13,7 +13,7 @@ from engine.api.errors import CheckpointError
 from engine.api.media import MediaItem
 from engine.media.decode import decode
 from engine.media.families import read_processors
-from engine.media.processed import Known, MediaError, Processed
+from engine.media.processed import Known, MediaError, Processed, Tokens
 from engine.media.processor import Processor, process
 from engine.media.prompt import MediaPromptError, expand
 from tests.engine.media.families import FAMILIES, own_tokenizer, reference, reference_ids, write
@@ -174,6 +174,21 @@ class TestPrompt:
     def test_a_wrong_number_of_placeholders_is_refused(self, parts: Any, text: str, count: int) -> None:
         with pytest.raises(MediaPromptError):
             self.expanded(parts, text, count)
+
+
+def test_the_order_of_kinds_in_a_prompt_is_that_of_the_items() -> None:
+    """A template that moves videos before images would give an image the tokens of a video."""
+    known = {kind: Known(Tokens(f"<{kind}>", f"<{kind}>"), number) for number, kind in enumerate(("image", "video"))}
+    items = [Processed(b"1", "<image>", (2,), {}), Processed(b"2", "<video>", (3,), {}, "video", "video")]
+
+    def encode(text: str) -> list[int]:
+        return [{"<image>": 0, "<video>": 1}.get(word, 9) for word in text.split()]
+
+    found = expand("a <image> b <video> c", items, known, encode)
+    assert found.ids == [9, 0, 0, 9, 1, 1, 1, 9]
+    assert [item.spans for item in found.media] == [((1, 2),), ((4, 3),)]
+    with pytest.raises(MediaPromptError, match="order"):
+        expand("a <video> b <image> c", items, known, encode)
 
 
 def test_checkpoint_without_image_processor_has_none(tmp_path: Path) -> None:

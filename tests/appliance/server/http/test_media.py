@@ -1,10 +1,12 @@
 """Videos and audio in requests, references to earlier items, and options of processors; faults name the field."""
 
+import asyncio
 import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from engine.media.audio import read_audio
@@ -198,3 +200,24 @@ def test_options_change_the_number_of_tokens(make: Callable[..., Any]) -> None:
     assert gateway.submits[-1].media[0].tensors["video_grid_thw"].data[:8] == (2).to_bytes(8, "little")
     text = {"messages": [{"role": "user", "content": "hello"}], "mm_processor_kwargs": {"fps": 1}}
     assert gateway.post(PATH, text)[0] == 200
+
+
+def test_anthropic_images_are_refused_by_a_model_of_audio(make: Callable[..., Any]) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": IMAGE.partition(",")[2]}
+    block = {"type": "image", "source": source}
+    body = {"model": "qwen", "max_tokens": 3, "messages": [{"role": "user", "content": [block]}]}
+    status, reply = make("qwen2_audio").post("/v1/messages", body)
+    assert status == 400 and "accepts only text and audio" in reply["error"]["message"]
+
+
+def test_models_lists_the_modalities(make: Callable[..., Any], gateway: Any) -> None:
+    def card(gateway: Any) -> dict[str, Any]:
+        async def get() -> httpx.Response:
+            async with gateway.client() as client:
+                return await client.get("/v1/models")
+
+        found: dict[str, Any] = asyncio.run(get()).json()["data"][0]
+        return found
+
+    assert card(make())["input_modalities"] == ["text", "image", "video"]
+    assert "input_modalities" not in card(gateway)
