@@ -19,7 +19,7 @@ from engine.media.frames import resized_frame
 from engine.media.processed import MediaError, Processed
 from engine.media.processor import VideoProcessor, process_video
 from engine.media.qwen_video import stepped
-from engine.media.video import Limits, VideoLimits, frame_list, open_video
+from engine.media.video import Limits, VideoLimits, _decoded, frame_list, open_video, opened
 from tests.engine.media.video_golden import CASES, GOLDEN, pixels
 
 Array = np.ndarray[Any, Any]
@@ -181,6 +181,15 @@ def test_damaged_and_truncated_files_are_refused() -> None:
     assert refused(data[: len(data) // 2])
     for wrong in (b"", b"\0" * 100, b"RIFF", data[:40], Path(__file__).read_bytes()):
         assert refused(wrong)
+
+
+def test_missing_frames_at_the_end() -> None:
+    """One may be missing, as in files with edit lists, and the last one replaces it; more are a damaged file."""
+    with opened(encoded(steps())) as container:
+        found = list(_decoded(container, [0, 19, 20], (48, 32), 21))
+    assert len(found) == 3 and np.array_equal(found[1], found[2])
+    with pytest.raises(MediaError, match="ends after 20 of 40 frames"), opened(encoded(steps())) as container:
+        list(_decoded(container, [0, 39], (48, 32), 40))
 
 
 def test_playlists_do_not_open_other_files(tmp_path: Path) -> None:
