@@ -108,10 +108,11 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
 
 def _check_options(body: Conversation, text: Text) -> None:
     """Raise RequestError for options of media that have no effect."""
+    for name in ("media_io_kwargs", "mm_processor_kwargs"):
+        if getattr(body, name) is not None and text.media is None:
+            raise RequestError(f"{name} is not supported; the model accepts only text.", name)
     if body.media_io_kwargs is not None:
         raise RequestError("media_io_kwargs is not supported; use mm_processor_kwargs.", "media_io_kwargs")
-    if body.mm_processor_kwargs is not None and text.media is None:
-        raise RequestError("mm_processor_kwargs is not supported; the model accepts only text.", "mm_processor_kwargs")
 
 
 def _unusual(body: Conversation) -> tuple[str, str] | None:
