@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.formats": ("engine.api.errors", "kernels.fp8", "kernels.quantisation"),
     "engine.models": (
         *("engine.formats", "engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files"),
-        "engine.text.tokenizer",
+        *("engine.api.media", "engine.text.tokenizer"),
     ),
     "engine.lowering": ("engine.formats", "engine.models", "engine.api.config", "engine.api.errors"),
     "engine.kv": ("engine.api", "engine.models.parts", "engine.models.ranks"),
@@ -68,7 +68,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.chat_templates": ("appliance.runtime.limited_processes", "engine.api", "engine.text"),
     "appliance.media": (
         *("appliance.config.sections", "appliance.runtime.limited_processes"),
-        *("engine.api.errors", "engine.api.files", "engine.media"),
+        *("engine.api.errors", "engine.api.files", "engine.api.media", "engine.media"),
     ),
     "appliance.security": ("appliance.config", "engine.api"),
     "appliance.observability": ("appliance.config", "appliance.security", "engine.api"),

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from appliance.config.key import ENGINE, LIVE_OUTPUTS, Effect, declare
 from appliance.config.sections.values import Auto, Bytes, Section
-from engine.api.config import MEDIA_CACHE, MEDIA_TOKENS
 
 
 class Scheduling(Section):
@@ -42,7 +41,7 @@ class Scheduling(Section):
     )
     """Maximum tokens in one step (longer prompts use chunked prefill); auto is 512 on a CPU, 8192 on a GPU."""
     max_media_tokens: Annotated[int, Field(ge=1)] = declare(
-        MEDIA_TOKENS,
+        1024,
         effect=Effect("engine", outputs="rounding", memory=True),
         target="engine.scheduling.max_media_tokens",
         aliases={"vLLM": "max_num_encoder_input_tokens"},
@@ -84,7 +83,7 @@ class Cache(Section):
     )
     """Prefix caching: reuse the KV cache blocks of equal prompt prefixes."""
     media: Bytes = declare(
-        MEDIA_CACHE,
+        256 * 2**20,
         effect=Effect("engine", memory=True),
         target="engine.memory.media_cache",
         aliases={"vLLM": "encoder_cache_size"},
