@@ -142,8 +142,11 @@ class MediaLoader:
         return found
 
     async def samples(self, data: bytes, max_seconds: float) -> Samples:
-        """Return the mono samples at 16 kHz of an audio file. Raise MediaError with a sentence, or LimitExceeded."""
-        reply = await self._asked(Job("samples", (data,), seconds=max_seconds))
+        """Return the mono samples at 16 kHz of an audio file. Raise MediaError with a sentence."""
+        try:
+            reply = await self._asked(Job("samples", (data,), seconds=max_seconds))
+        except LimitExceeded as error:
+            raise MediaError(f"The file exceeds a limit: {error}.") from None
         return np.frombuffer(reply, "<f4")
 
     async def _asked(self, job: Job) -> memoryview:

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from appliance.observability.log import Outcome
 from appliance.observability.metrics import now
-from appliance.runtime.limited_processes import LimitExceeded
 from appliance.server.errors.api import BadRequest, EngineFailed, Unavailable, error_object
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.pipeline import Call, as_json, log_request, receive, route
@@ -135,8 +134,6 @@ async def _samples(service: Service, data: bytes) -> Samples:
         return await service.media.samples(data, service.config.limits.max_audio_seconds)
     except MediaError as error:
         raise BadRequest(str(error), FILE) from None
-    except LimitExceeded as error:
-        raise BadRequest(f"The file exceeds a limit: {error}.", FILE) from None
 
 
 async def create_transcript(service: Service, request: Request, body: SpeechFields, data: bytes, kind: str) -> Response:
