@@ -242,3 +242,13 @@ def test_the_cache_drops_the_least_recently_used() -> None:
     assert cache.get(key(b"d")) is None and cache.get(key(b"a")) is not None
     cache.put(key(b"e"), image(100))
     assert [name for name in (b"a", b"c", b"e") if cache.get(key(name))] == [b"e"]
+
+
+def test_uuids_of_another_key_are_not_known(make: Callable[..., MediaLoader]) -> None:
+    loader = make()
+    sent = MediaPart("image", part(file_of("PNG")).url, "x", uuid="cat")
+    reference = MediaPart("image", "", "x", uuid="cat")
+    asyncio.run(loader.load([sent], "alice"))
+    assert reference in asyncio.run(loader.load([reference], "alice"))
+    with pytest.raises(RequestError, match="no image with the uuid 'cat'"):
+        asyncio.run(loader.load([reference], "bob"))
