@@ -39,7 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.formats": ("engine.api.errors", "kernels.fp8", "kernels.quantisation"),
     "engine.models": (
         *("engine.formats", "engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files"),
-        "engine.text.tokenizer",
+        *("engine.api.media", "engine.text.tokenizer"),
     ),
     "engine.lowering": ("engine.formats", "engine.models", "engine.api.config", "engine.api.errors"),
     "engine.kv": ("engine.api", "engine.models.parts", "engine.models.ranks"),
@@ -68,9 +68,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.migration": ("appliance.config", "appliance.output_formats"),
     "appliance.runtime": ("appliance.config",),
     "appliance.chat_templates": ("appliance.runtime.limited_processes", "engine.api", "engine.text"),
-    "appliance.images": (
+    "appliance.media": (
         *("appliance.config.sections", "appliance.runtime.limited_processes"),
-        *("engine.api.errors", "engine.api.files", "engine.media"),
+        *("engine.api.errors", "engine.api.files", "engine.api.media", "engine.media"),
     ),
     "appliance.security": ("appliance.config", "engine.api"),
     "appliance.observability": ("appliance.config", "appliance.security", "engine.api"),
@@ -119,14 +119,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "appliance.server.chat": (
         *("appliance.server.schema", "appliance.config", "appliance.chat_templates", "appliance.output_formats"),
-        *("appliance.images.part", "engine.media"),
+        *("appliance.media.part", "engine.media"),
         *("engine.api", "engine.text", "engine.structured.definition", "engine.structured.schema"),
     ),
     "appliance.server.http": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat"),
         *("appliance.server.reply_store", "appliance.server.routing"),
         *("appliance.config", "appliance.security", "appliance.runtime", "appliance.observability"),
-        *("appliance.chat_templates", "appliance.images", "engine.api", "engine.text"),
+        *("appliance.chat_templates", "appliance.media", "engine.api", "engine.text"),
     ),
     "appliance.server.admin": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.http"),
@@ -135,17 +135,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.server.openai": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.reply_store", "appliance.output_formats", "appliance.observability"),
-        *("appliance.images.part", "engine.api", "engine.text"),
+        *("appliance.media.part", "engine.api", "engine.text"),
     ),
     "appliance.server.openai.responses": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.reply_store", "appliance.server.routing"),
-        *("appliance.output_formats", "appliance.observability", "appliance.images.part", "engine.api"),
+        *("appliance.output_formats", "appliance.observability", "appliance.media.part", "engine.api"),
     ),
     "appliance.server.anthropic": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.reply_store", "appliance.output_formats", "appliance.observability"),
-        *("appliance.images.part", "engine.api"),
+        *("appliance.media.part", "engine.api"),
     ),
     "appliance.server.pooling": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),

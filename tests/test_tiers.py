@@ -43,7 +43,7 @@ NOT_UNIT = (
         "appliance/checkpoints",
         "appliance/constraints",
         "appliance/evaluation",
-        "appliance/images",
+        "appliance/media",
         "appliance/lockfile",
     ),
     *("appliance/runtime", "appliance/server", "appliance/server/http", "appliance/server/reply_store"),

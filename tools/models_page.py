@@ -84,10 +84,10 @@ compiled kernels bit for bit. The original code multiplies queries and keys of t
 rounds them to fp8; like transformers, Slipway does neither. The weights of the indexer's heads (`weights_proj`) are
 never quantized.
 
-## Models that read images
+## Models that read images, videos or audio
 
-These models have a tower, which computes features of the patches of an image, and a projector, which makes the
-embeddings of the prompt's placeholder tokens of them. The text decoder is one of the
+These models have a tower, which computes features of the patches of an image or of an audio clip, and a projector,
+which makes the embeddings of the prompt's placeholder tokens of them. The text decoder is one of the
 [decoders](#text-decoders-of-multimodal-models) of the next section.
 
 | architecture | tower and projector | models |
@@ -103,6 +103,7 @@ embeddings of the prompt's placeholder tokens of them. The text decoder is one o
 | `LlavaOnevisionForConditionalGeneration` | SigLIP for tiles; two layers | LLaVA-OneVision |
 | `Mistral3ForConditionalGeneration` | Pixtral; squares of patches are joined | Mistral Small 3.1, Ministral 3 |
 | `PaliGemmaForConditionalGeneration` | SigLIP; one layer | PaliGemma 1 and 2 |
+| `Qwen2AudioForConditionalGeneration` | audio clips: Whisper's encoder; means of pairs of states | Qwen2-Audio |
 | `Qwen2VLForConditionalGeneration` | images and videos of any size; squares are joined | Qwen2-VL |
 | `Qwen2_5_VLForConditionalGeneration` | the same, with windows of attention | Qwen2.5-VL |
 | `Qwen3VLForConditionalGeneration` | with learned positions; features of several blocks | Qwen3-VL |
@@ -139,7 +140,7 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | `llama4_text` | `Llama4ForCausalLM` | Llama 4 |
 | `ministral3` | `Ministral3ForCausalLM` | Ministral 3 |
 | `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
-| `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text` | `Qwen2ForCausalLM` | Qwen2-VL, Qwen2.5-VL and others |
+| `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text` | `Qwen2ForCausalLM` | Qwen2-VL, Qwen2.5-VL, Qwen2-Audio and others |
 | `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |
 | `qwen3_moe`, `qwen3_vl_moe_text` | `Qwen3MoeForCausalLM` | Qwen3-VL with experts |
 | `qwen3_5_text` | `Qwen3_5ForCausalLM` | Qwen3.5 |

@@ -14,6 +14,7 @@ from appliance.config.sections.limits import Limits
 from appliance.config.sections.observability import Observability
 from appliance.config.sections.values import Section
 from engine.api import config as engine_config
+from engine.api.media import Modality
 
 
 class SecretRef(msgspec.Struct, frozen=True):
@@ -123,7 +124,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pooled: PooledModel | None = None  # set unless the only task is generation
     encoder: EncoderLimits | None = None  # set for encoder-decoder models
     speech: SpeechModel | None = None  # set for speech models
-    images: bool = False  # the model accepts images and `limits.media.images` permits them
+    modalities: tuple[Modality, ...] = ()  # of prompts beside text, as far as `limits.media` permits them
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning
     model_type: str = ""  # model type in config.json

@@ -205,15 +205,20 @@ def sampling(text: str) -> Values:
     return found
 
 
-def images(text: str) -> Values:
-    """Return the images per prompt of a JSON object with counts by modality, or of image=COUNT."""
+def media_counts(text: str) -> Values:
+    """Return the items per prompt of a JSON object with counts by modality, or of image=COUNT."""
     given = _json(text) if text.lstrip().startswith("{") else dict([text.strip().split("=", 1)])
-    found = given.get("image") if isinstance(given, dict) else None
-    if isinstance(found, dict):
-        found = found.get("count")
-    if found is None:
-        raise NothingToSet("only images are accepted")
-    return {"limits.media.images": accepted("limits.media.images", int(found))}
+    values: dict[str, Any] = {}
+    for kind in ("image", "video", "audio"):
+        found = given.get(kind) if isinstance(given, dict) else None
+        if isinstance(found, dict):
+            found = found.get("count")
+        if found is not None:
+            key = f"limits.media.{kind}s"
+            values[key] = accepted(key, int(found))
+    if not values:
+        raise NothingToSet("only images, videos and audio are accepted")
+    return values
 
 
 def gibibytes(text: str) -> str:

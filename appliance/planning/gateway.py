@@ -25,7 +25,8 @@ from appliance.planning.output_format import model_type
 from appliance.planning.pooled import pooled_model, tasks_of
 from appliance.planning.speech import speech_model
 from appliance.planning.targets import passed_on
-from engine.media.families import has_processor
+from engine.api.media import Modality
+from engine.media.families import known_modalities
 from engine.models.checkpoint import Checkpoint
 
 JOURNAL = "requests.journal"
@@ -95,7 +96,7 @@ def gateway_config(
         pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
         encoder=encoder,
         speech=speech_model(checkpoint),
-        images=_accepts_images(manifest, checkpoint),
+        modalities=_modalities(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,
         model_type=model_type(checkpoint),
@@ -112,11 +113,16 @@ def gateway_config(
     return with_values(config, _unused(config))
 
 
-def _accepts_images(manifest: Manifest, checkpoint: Checkpoint) -> bool:
-    """Return True if the served model has a tower for images, whose processor is known, and images are not turned
+def _modalities(manifest: Manifest, checkpoint: Checkpoint) -> tuple[Modality, ...]:
+    """Return the modalities for which the served model has a tower and a known processor, and which are not turned
     off."""
-    has_tower = checkpoint.model.media is not None
-    return has_tower and manifest.limits.media.images > 0 and has_processor(checkpoint.path)
+    media, limits = checkpoint.model.media, manifest.limits.media
+    if media is None:
+        return ()
+    counts = {"image": limits.images, "video": limits.videos, "audio": limits.audios}
+    if media.modalities == ("audio",) or limits.images:
+        return tuple(kind for kind in known_modalities(checkpoint.path) if counts[kind])
+    return ()
 
 
 def _unused(config: GatewayConfig) -> dict[str, Any]:

@@ -228,6 +228,7 @@ def _engine_config(
         parallelism=ParallelismConfig(**passed("engine.parallelism")),
         hardware=HardwareConfig(**passed("engine.hardware"), batch_invariant=invariant, graph_sizes=budget.graph_sizes),
         memory=MemoryConfig(
+            **passed("engine.memory"),
             kv_cache=memory.cache,
             kv_cache_measured=view.device == "cuda"
             and memory.cache > 0

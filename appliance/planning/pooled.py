@@ -36,6 +36,7 @@ def task_config(manifest: Manifest) -> TaskConfig:
         task=manifest.model.task,
         normalize=None if normalize == "auto" else normalize,
         images=manifest.limits.media.images > 0,
+        audio=manifest.limits.media.audios > 0,
     )
 
 

@@ -148,8 +148,8 @@ async def connected(
             if reply_store is not None:
                 await reply_store.stop()
         service.grammars.close()
-        if service.images is not None:
-            service.images.close()
+        if service.media is not None:
+            service.media.close()
         await service.router.stop()
         await service.tracing.stop(TRACES_S)
 

@@ -46,6 +46,7 @@ class TaskConfig(msgspec.Struct, frozen=True):
     score_tokens: tuple[str, str] = ("yes", "no")  # answers of a reranker; its score is the probability of the first
     text_only: bool = False  # serve only the text decoder of a multimodal model
     images: bool = True  # load the tower of a model that reads images, unless its prompts attend in both directions
+    audio: bool = True  # load the tower of a model that reads audio
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

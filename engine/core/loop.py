@@ -579,7 +579,7 @@ def media_limits(model: Model, step_tokens: int) -> MediaLimits | None:
         return None
     windows = [part.window for part in attentions(model) if part.window is not None]
     return MediaLimits(
-        modalities=("image",) if media.video_token is None else ("image", "video"),
+        modalities=media.modalities,
         step_tokens=step_tokens,
         attention=media.attention,
         window=min(windows, default=None),

@@ -1,5 +1,7 @@
 """Embedding of log-mel spectrograms. Every rank has it completely."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -26,9 +28,34 @@ class AudioLayer:
         self.biases = tuple(loaded(name, "bias") for name in self.part.convolutions)
         self.positions = loaded(self.part.table, "weight")
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.weights, *self.biases, self.positions)
+
     def embed(self, spectrograms: Tensor, dtype: torch.dtype) -> Tensor:
-        """[windows, mels, frames] → [windows · positions, hidden]."""
+        """[windows, mels, frames] → [windows · positions, hidden]; a window may be shorter than the table."""
         x = spectrograms.to(dtype)
         for weight, bias, stride in zip(self.weights, self.biases, (1, 2), strict=True):
             x = torch.nn.functional.gelu(torch.nn.functional.conv1d(x, weight, bias, stride=stride, padding=1))
-        return (x.transpose(1, 2) + self.positions).flatten(0, 1)
+        return (x.transpose(1, 2) + self.positions[: x.shape[2]]).flatten(0, 1)
+
+
+def spectrogram_rows(layer: AudioLayer, item: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the embeddings of a clip, [positions, hidden], of two frames each.
+
+    item: `input_features` [mels, frames] and `feature_attention_mask` [frames], which is 1 for the frames of the clip,
+    which come first, and 0 for silence after them. Raises ValueError for other tensors."""
+    try:
+        features, mask = item["input_features"], item["feature_attention_mask"]
+    except KeyError:
+        names = "input_features and feature_attention_mask"
+        raise ValueError(f"an item of media has {', '.join(item)}; the tower reads {names}") from None
+    features = features.reshape(-1, features.shape[-1])
+    frames = int(mask.sum())
+    longest = 2 * layer.part.positions
+    if features.shape[0] != layer.part.mels or not 0 < frames <= features.shape[1] <= longest:
+        raise ValueError(
+            f"a spectrogram has {features.shape[0]} bands and {features.shape[1]} frames; the tower reads "
+            f"{layer.part.mels} bands and up to {longest} frames"
+        )
+    return layer.embed(features.unsqueeze(0), dtype)[: (frames - 1) // 2 + 1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from engine.models.media import GridRope, PatchPositions, Tower
+from engine.models.media import GridRope, Patches, PatchPositions, Tower
 from kernels.rope import rope_angles
 
 Grid = tuple[int, int, int]
@@ -22,6 +22,7 @@ def pixel_rows(tower: Tower, item: Mapping[str, Tensor], *, cropped: bool) -> tu
     """Return the pixels of the patches of an item, [patches, pixels], and its grids. cropped: images are padded, and
     `image_sizes` are their own sizes. Raises ValueError for tensors that the tower does not read."""
     patches = tower.patches
+    assert isinstance(patches, Patches), "spectrograms have no patches"
     pixels = next((item[name] for name in PIXELS if name in item), None)
     if pixels is None:
         raise ValueError(f"an item of media has {', '.join(item)}; the tower reads {' or '.join(PIXELS)}")
@@ -120,3 +121,10 @@ def joined(x: Tensor, grids: Sequence[Grid], side: int, is_ordered: bool) -> tup
         whole = patches[:, : rows * side, : columns * side].reshape(frames, rows, side, columns, side, -1)
         pieces.append(whole.transpose(2, 3).reshape(frames * rows * columns, side * side, -1))
     return torch.cat(pieces), made
+
+
+def averaged(x: Tensor, grids: Sequence[Grid], count: int) -> tuple[Tensor, tuple[Grid, ...]]:
+    """Return the means of `count` consecutive rows of each grid (1, 1, rows), and the grids of the means."""
+    pieces = torch.split(x, [rows for _, _, rows in grids])
+    means = [piece[: len(piece) // count * count].unflatten(0, (-1, count)).mean(1) for piece in pieces]
+    return torch.cat(means), tuple((1, 1, len(one)) for one in means)

@@ -1,4 +1,4 @@
-"""A runnable tower: tensors of images and videos in, embeddings for the text model out."""
+"""A runnable tower: tensors of images, videos or audio in, embeddings for the text model out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -7,14 +7,24 @@ import torch
 from torch import Tensor
 
 from engine.distributed.world import World
+from engine.layers.audio import AudioLayer, spectrogram_rows
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import Loadable
-from engine.layers.patches import Grid, grid_angles, grid_positions, joined, pixel_rows, position_rows, windows
+from engine.layers.patches import (
+    Grid,
+    averaged,
+    grid_angles,
+    grid_positions,
+    joined,
+    pixel_rows,
+    position_rows,
+    windows,
+)
 from engine.layers.tiles import arranged
 from engine.layers.tower_executors import Rows, executor
 from engine.lowering.program import Program
 from engine.lowering.tower import ProjectorProgram, lower_tower
-from engine.models.media import AveragePool, Media, Merge, media_tensors
+from engine.models.media import AudioEmbedding, AveragePool, AverageRows, Media, Merge, media_tensors
 from engine.models.parts import Rope
 from engine.models.sources import join
 
@@ -22,6 +32,7 @@ from engine.models.sources import join
 class TowerModel:
     """A tower and its projectors on one rank. Immutable after `load`."""
 
+    audio: AudioLayer | None = None
     positions: Tensor | None = None  # [rows, hidden]
     class_token: Tensor | None = None  # [hidden]
     newline: Tensor | None = None  # [hidden of the text model]
@@ -33,6 +44,8 @@ class TowerModel:
         self.media, self.target = media, target
         self.program = lower_tower(media, world.size)
         self.tensors = media_tensors(media)
+        if isinstance(media.tower.patches, AudioEmbedding):
+            self.audio = AudioLayer(media.tower.patches, media.tower.root)
         self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
 
     @property
@@ -59,6 +72,8 @@ class TowerModel:
         def kept(name: str) -> Tensor:
             return stored(name).to(self.target.device, self.target.dtype, copy=True)
 
+        if self.audio is not None:
+            self.audio.load(lambda name: read(self.tensors[name].name), self.target)
         if tower.positions is not None:
             self.positions = kept(join(tower.root, tower.positions.name)).view(-1, tower.hidden)
         if tower.class_token:
@@ -74,7 +89,7 @@ class TowerModel:
         Raises ValueError for tensors that the tower does not read."""
         if not items:
             return []
-        read = [pixel_rows(self.media.tower, one, cropped=self.media.tiles is None) for one in items]
+        read = [self._rows(one) for one in items]
         grids = [of for _, of in read]
         every = tuple(grid for of in grids for grid in of)
         features = self._features(
@@ -93,6 +108,13 @@ class TowerModel:
             for one, of, item in zip(whole, grids, items, strict=True)
         ]
 
+    def _rows(self, item: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Grid, ...]]:
+        """Return the pixels of an item's patches, or the embeddings of its spectrogram, and its grids."""
+        if self.audio is None:
+            return pixel_rows(self.media.tower, item, cropped=self.media.tiles is None)
+        rows = spectrogram_rows(self.audio, item, self.target.dtype)
+        return rows, ((1, 1, len(rows)),)
+
     def _tokens(self, grid: Grid) -> int:
         """Return the number of embeddings of a grid."""
         return grid[0] * grid[1] * grid[2] + (grid[0] if self.media.tower.keeps_class else 0)
@@ -100,7 +122,8 @@ class TowerModel:
     def _features(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the features of the patches, [patches, width of the features]."""
         tower, device = self.media.tower, self.target.device
-        x = self._executors[id(self.program.patches)].run(pixels)
+        patches = self.program.patches
+        x = pixels if patches is None else self._executors[id(patches)].run(pixels)
         count = tuple(high * wide for frames, high, wide in grids for _ in range(frames))
         if tower.positions is not None:
             x = x + torch.cat([position_rows(tower.positions, self._patch_table(), one, tower.side) for one in grids])
@@ -174,6 +197,8 @@ class TowerModel:
                 case AveragePool(side=side):
                     squares, grids = joined(x, grids, side, is_ordered == side)
                     x = squares.mean(1)
+                case AverageRows(count=size):
+                    x, grids = averaged(x, grids, size)
                 case Program():
                     x = self._executors[id(stage)].run(x)
         return x, grids

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from engine.lowering.measures import attends, buffer_widths
 from engine.lowering.program import Program
-from engine.lowering.tower import lower_tower
-from engine.models.parts import AveragePool, Media, Merge
+from engine.lowering.tower import Stage, TowerProgram, lower_tower
+from engine.models.parts import AudioEmbedding, AveragePool, AverageRows, Media, Merge
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,38 @@ class TowerSizes:
 def tower_sizes(media: Media) -> TowerSizes:
     """Return the sizes for an embedding. All buffers of a program are counted, although torch frees them earlier."""
     tower = lower_tower(media)
-    joined = [
-        math.prod(stage.side**2 for stage in projector.stages if isinstance(stage, Merge | AveragePool))
-        for projector in tower.projectors
-    ]
+    joined = [math.prod(map(_rows, projector.stages)) for projector in tower.projectors]
     patches = max(joined, default=1)
-    elements = patches * (media.tower.patches.pixels + _elements(tower.patches) + _elements(tower.tower))
+    elements = patches * (_inputs(media, tower) + _elements(tower.tower))
     for projector in tower.projectors:
         rows = patches
         for stage in projector.stages:
             if isinstance(stage, Program):
                 elements += max(1, rows) * _elements(stage)
             else:
-                rows //= stage.side**2
-                elements += rows * stage.side**2 * projector.width
+                rows //= _rows(stage)
+                elements += rows * _rows(stage) * projector.width
     return TowerSizes(patches, elements)
+
+
+def _rows(stage: Stage) -> int:
+    """Return the number of rows that a stage joins."""
+    match stage:
+        case Merge(side=side) | AveragePool(side=side):
+            return side**2
+        case AverageRows(count=count):
+            return count
+    return 1
+
+
+def _inputs(media: Media, tower: TowerProgram) -> int:
+    """Return the elements of a patch and of its embedding, or of two frames of a spectrogram and of the results of both
+    convolutions."""
+    patches = media.tower.patches
+    if isinstance(patches, AudioEmbedding):
+        return 2 * patches.mels + 4 * patches.hidden
+    assert tower.patches is not None, "patches have a program"
+    return patches.pixels + _elements(tower.patches)
 
 
 def media_bytes(media: Media, step_tokens: int, cache_bytes: int, element_bytes: int) -> int:

@@ -21,7 +21,9 @@ from engine.lowering.program import (
 )
 from engine.models.media import (
     Activate,
+    AudioEmbedding,
     AveragePool,
+    AverageRows,
     Media,
     Merge,
     Project,
@@ -33,7 +35,7 @@ from engine.models.media import (
 from engine.models.parts import MLP
 from engine.models.sources import join
 
-Stage = Program | Merge | AveragePool
+Stage = Program | Merge | AveragePool | AverageRows
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class ProjectorProgram:
 
 @dataclass(frozen=True)
 class TowerProgram:
-    patches: Program  # pixels of patches in, embedded patches out
+    patches: Program | None  # pixels of patches in, embedded patches out; spectrograms have no program
     tower: Program  # embedded patches in, features out
     projectors: tuple[ProjectorProgram, ...]
 
@@ -55,7 +57,7 @@ class TowerProgram:
     def programs(self) -> tuple[Program, ...]:
         """Return all programs, in the order of loading."""
         return (
-            self.patches,
+            *(() if self.patches is None else (self.patches,)),
             self.tower,
             *(one for of in self.projectors for one in of.stages if isinstance(one, Program)),
         )
@@ -65,13 +67,19 @@ class TowerProgram:
 def lower_tower(media: Media, ranks: int = 1) -> TowerProgram:
     """Return the programs of each of `ranks` tensor-parallel ranks. Raises ConfigError if heads or rows cannot be
     divided among them."""
-    patches, root = media.tower.patches, media.tower.root
+    embed = _patches(media.tower, ranks)
+    tower = _TowerLowering(media.tower, ranks).program()
+    return TowerProgram(embed, tower, tuple(_projector(one, media.tower, ranks) for one in media.projectors))
+
+
+def _patches(tower: Tower, ranks: int) -> Program | None:
+    patches = tower.patches
+    if isinstance(patches, AudioEmbedding):
+        return None
     steps: list[ProjectorStep] = [Project(linear=patches.linear)]
     if patches.norm is not None:
         steps.append(patches.norm)
-    embed = _StepLowering(ranks).program(steps, root, patches.pixels)
-    tower = _TowerLowering(media.tower, ranks).program()
-    return TowerProgram(embed, tower, tuple(_projector(one, media.tower, ranks) for one in media.projectors))
+    return _StepLowering(ranks).program(steps, tower.root, patches.pixels)
 
 
 class _TowerLowering(PartLowering):
@@ -114,7 +122,7 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
     lowering, stages, at = _StepLowering(ranks), list[Stage](), width
     pending: list[ProjectorStep] = []
     for step in projector.steps:
-        if not isinstance(step, Merge | AveragePool):
+        if not isinstance(step, Merge | AveragePool | AverageRows):
             pending.append(step)
             continue
         if pending:
@@ -153,7 +161,7 @@ class _StepLowering(PartLowering):
                     y = Value(name=f"y{number}", width=step.hidden)
                     ops += self.mlp(step, join(root, step.name), x, y, "mlp")
                     x = y
-                case Merge() | AveragePool():
+                case Merge() | AveragePool() | AverageRows():
                     raise ValueError("rows are joined between programs")
                 case norm:
                     y = Value(name=f"y{number}", width=norm.size)

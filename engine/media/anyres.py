@@ -15,7 +15,7 @@ from PIL import Image
 
 from engine.media.llava import CLIP, SIGLIP, Steps, patches, read_steps
 from engine.media.pixels import Size, resized
-from engine.media.processed import ImageError, Tokens
+from engine.media.processed import MediaError, Tokens
 from engine.media.processor import Array, Layout, Processor
 from engine.media.settings import Files
 
@@ -79,7 +79,7 @@ class AnyRes:
                 count = int(rows // ratio) * int(columns // ratio) + int(rows // ratio)
         total = count + self.whole
         if total < 1:
-            raise ImageError(f"an image of {width} x {height} pixels has an aspect ratio that the model cannot process")
+            raise MediaError(f"an image of {width} x {height} pixels has an aspect ratio that the model cannot process")
         return Layout(self.tokens.image, (total,))
 
     def tensors(self, image: Image.Image) -> dict[str, Array]:

@@ -1,13 +1,16 @@
 """Audio files: decoding, resampling, and windows of long recordings."""
 
 import io
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import soundfile
 import soxr
 
 from engine.api.errors import RequestError
+from engine.media.processed import MediaError
 from engine.media.spectrogram import SAMPLE_RATE, Samples
 
 READ_SAMPLES = 1 << 18  # samples of each channel that are decoded at a time
@@ -40,7 +43,7 @@ class Window:
 
 
 def read_audio(data: bytes, *, max_seconds: float, param: str = "file") -> Samples:
-    """Decode WAV, FLAC, Ogg (Vorbis, Opus) or MP3 to mono samples at 16 kHz. Channels are averaged.
+    """Decode WAV, FLAC, Ogg (Vorbis, Opus), MP3, MP4 or WebM to mono samples at 16 kHz. Channels are averaged.
 
     Files are decoded piece by piece, so that a small file that expands to more than `max_seconds` needs little memory.
     Raises AudioError."""
@@ -48,45 +51,88 @@ def read_audio(data: bytes, *, max_seconds: float, param: str = "file") -> Sampl
         raise AudioError("The file is empty. Send an audio file.", param)
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            return _decoded(file, max_seconds, param)
+            _check_format(file.samplerate, file.channels, param)
+            return _resampled(_pieces(file), file.samplerate, max_seconds, param)
     except soundfile.LibsndfileError as error:
-        raise AudioError(
-            f"Invalid or unsupported audio file: {_reason(error)} Send WAV, FLAC, Ogg (Vorbis or Opus) or MP3.", param
-        ) from error
+        if _has_other_container(data):
+            return _from_container(data, max_seconds, param)
+        raise _unknown(_reason(error), param) from error
+
+
+def _unknown(reason: str, param: str) -> AudioError:
+    return AudioError(
+        f"Invalid or unsupported audio file: {reason} Send WAV, FLAC, Ogg (Vorbis or Opus), MP3, MP4 or WebM.", param
+    )
 
 
 def _reason(error: soundfile.LibsndfileError) -> str:
     return str(error.error_string).removeprefix("Error : ").strip().rstrip(".") + "."
 
 
-def _decoded(file: soundfile.SoundFile, max_seconds: float, param: str) -> Samples:
-    rate, channels = file.samplerate, file.channels
+def _check_format(rate: int, channels: int, param: str) -> None:
     if not SAMPLE_RATES[0] <= rate <= SAMPLE_RATES[1] or not 1 <= channels <= MAX_CHANNELS:
         raise AudioError(
             f"The file has {channels} channels at {rate} Hz; supported are 1 to {MAX_CHANNELS} channels at "
             f"{SAMPLE_RATES[0]} to {SAMPLE_RATES[1]} Hz.",
             param,
         )
+
+
+def _pieces(file: soundfile.SoundFile) -> Iterator[Samples]:
+    """Yield mono samples at the file's rate."""
+    while len(block := file.read(READ_SAMPLES // file.channels + 1, dtype="float32", always_2d=True)):
+        yield block[:, 0] if file.channels == 1 else block.mean(1, dtype=np.float32)
+
+
+def _resampled(pieces: Iterable[Samples], rate: int, max_seconds: float, param: str) -> Samples:
     resampler = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
-    pieces: list[Samples] = []
+    found: list[Samples] = []
     read, most = 0, int(max_seconds * rate)
-    while len(block := file.read(READ_SAMPLES // channels + 1, dtype="float32", always_2d=True)):
-        read += len(block)
+    for mono in pieces:
+        read += len(mono)
         if read > most:
             raise TooLong(
                 f"The recording is longer than {max_seconds:g} seconds, the maximum. Send it in parts.",
                 param,
             )
-        mono = block[:, 0] if channels == 1 else block.mean(1, dtype=np.float32)
-        pieces.append(mono if resampler is None else resampler.resample_chunk(mono))
+        found.append(mono if resampler is None else resampler.resample_chunk(mono))
     if resampler is not None:
-        pieces.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
-    samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        found.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+    samples = np.concatenate(found) if found else np.zeros(0, np.float32)
     if not len(samples):
         raise AudioError("The file has no audio samples.", param)
     if not np.isfinite(samples).all():
         raise AudioError("The file has samples that are not finite numbers.", param)
     return np.ascontiguousarray(samples, np.float32)
+
+
+def _has_other_container(data: bytes) -> bool:
+    """Return True for MP4 (and M4A) and Matroska (and WebM), which browsers record and libsndfile does not read."""
+    return data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3"
+
+
+def _from_container(data: bytes, max_seconds: float, param: str) -> Samples:
+    from engine.media.video import opened  # loads FFmpeg
+
+    try:
+        with opened(data) as container:
+            if not container.streams.audio:
+                raise MediaError("the file has no audio")
+            stream = container.streams.audio[0]
+            _check_format(stream.rate, stream.channels, param)
+            return _resampled(_frames(container, stream), stream.rate, max_seconds, param)
+    except MediaError as error:
+        raise _unknown(f"{error}.", param) from error
+
+
+def _frames(container: Any, stream: Any) -> Iterator[Samples]:
+    """Yield mono samples at the stream's rate."""
+    from av.audio.resampler import AudioResampler
+
+    planar = AudioResampler(format="fltp", layout=stream.layout, rate=stream.rate)
+    for frame in container.decode(stream):
+        for part in planar.resample(frame):
+            yield part.to_ndarray().mean(0, dtype=np.float32)
 
 
 def windows(samples: Samples, window_s: float) -> tuple[Window, ...]:

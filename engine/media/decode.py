@@ -11,7 +11,7 @@ from typing import Final
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from engine.media.processed import ImageError
+from engine.media.processed import MediaError
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF")
 """Formats that are decoded. Others of Pillow are rare, run external programs or contain several files."""
@@ -26,32 +26,32 @@ class Limits:
 
 
 def decode(data: bytes, limits: Limits = Limits()) -> Image.Image:
-    """Return an RGB image. Raises ImageError for a file that is too large, unknown or damaged."""
+    """Return an RGB image. Raises MediaError for a file that is too large, unknown or damaged."""
     if len(data) > limits.max_bytes:
-        raise ImageError(f"the file has {len(data):,} bytes; the limit is {limits.max_bytes:,}")
+        raise MediaError(f"the file has {len(data):,} bytes; the limit is {limits.max_bytes:,}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged metadata
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > limits.max_pixels:
-                    raise ImageError(
+                    raise MediaError(
                         f"the image has {width} x {height} pixels; the limit is {limits.max_pixels:,} pixels"
                     )
                 if width < 1 or height < 1:
-                    raise ImageError("the image has no pixels")
+                    raise MediaError("the image has no pixels")
                 image.load()
                 return to_rgb(_oriented(image))
     except UnidentifiedImageError:
-        raise ImageError("the file is not an image in a known format (PNG, JPEG, WebP, GIF, BMP, TIFF, …)") from None
+        raise MediaError("the file is not an image in a known format (PNG, JPEG, WebP, GIF, BMP, TIFF, …)") from None
     except Image.DecompressionBombError:
-        raise ImageError(f"the image has too many pixels; the limit is {limits.max_pixels:,} pixels") from None
+        raise MediaError(f"the image has too many pixels; the limit is {limits.max_pixels:,} pixels") from None
     except MemoryError:
-        raise ImageError("decoding the image takes too much memory") from None
-    except ImageError:
+        raise MediaError("decoding the image takes too much memory") from None
+    except MediaError:
         raise
     except Exception as error:  # decoders raise exceptions of any type for damaged files
-        raise ImageError(f"the image file is damaged ({type(error).__name__})") from error
+        raise MediaError(f"the image file is damaged ({type(error).__name__})") from error
 
 
 def _oriented(image: Image.Image) -> Image.Image:

@@ -1,13 +1,17 @@
-"""Families of image processors by model type in config.json. Needs neither numpy nor Pillow to look one up."""
+"""Families of processors by model type in config.json. Needs neither numpy nor Pillow to look one up."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from engine.api.media import Modality
+from engine.media.processed import MediaError, Tokens
 from engine.media.settings import Files, read_files, wrong
 
 if TYPE_CHECKING:
-    from engine.media.processor import Processor
+    from engine.media.processor import AudioProcessor, Processor, VideoProcessor
 
 FAMILIES = {
     "gemma3": "gemma3",
@@ -30,30 +34,65 @@ FAMILIES = {
 """Module of engine.media with the function `declare`, by model type."""
 
 
-def has_processor(folder: str | Path) -> bool:
-    """Return True if the checkpoint has an image processor of a known family. Raises CheckpointError."""
-    return _family(read_files(Path(folder))) is not None
+VIDEO_FAMILIES = {
+    "internvl": "internvl_video",
+    "qwen2_5_vl": "qwen_video",
+    "qwen2_vl": "qwen_video",
+    "qwen3_5": "qwen_video",
+    "qwen3_5_moe": "qwen_video",
+    "qwen3_vl": "qwen_video",
+    "qwen3_vl_moe": "qwen_video",
+}
+AUDIO_FAMILIES = {"qwen2_audio": "qwen_audio"}
+"""Modules of processors of videos and audio."""
 
 
-def read_processor(folder: str | Path) -> "Processor | None":
-    """Return the checkpoint's image processor, or None if it has none of a known family. Raises CheckpointError for
-    invalid settings."""
+@dataclass(frozen=True)
+class Processors:
+    """Processors of a checkpoint."""
+
+    image: "Processor | None" = None
+    video: "VideoProcessor | None" = None
+    audio: "AudioProcessor | None" = None
+
+    @property
+    def tokens(self) -> dict[Modality, Tokens]:
+        """Special tokens of the modalities that have a processor."""
+        found: dict[Modality, Processor | VideoProcessor | AudioProcessor | None]
+        found = {"image": self.image, "video": self.video, "audio": self.audio}
+        return {kind: one.tokens for kind, one in found.items() if one is not None}
+
+
+def known_modalities(folder: str | Path) -> tuple[Modality, ...]:
+    """Return the modalities for which the checkpoint has a processor of a known family. Raises CheckpointError."""
+    return tuple(_modules(read_files(Path(folder))))
+
+
+def read_processors(folder: str | Path, options: Mapping[str, Any] | None = None) -> Processors:
+    """Return the checkpoint's processors of known families. options: settings that a request replaces. Raises
+    CheckpointError for invalid settings, MediaError for invalid options."""
     folder = Path(folder)
     files = read_files(folder)
-    family = _family(files)
-    if files is None or family is None:
-        return None
-    declare = import_module(f"engine.media.{family}").declare
     try:
-        processor: Processor = declare(files)
-        return processor
+        changed = files.with_options(options) if options else files
+        found = {kind: import_module(f"engine.media.{name}").declare(changed) for kind, name in _modules(files).items()}
     except (KeyError, TypeError, ValueError, OverflowError) as error:
+        if options:
+            raise MediaError(f"mm_processor_kwargs: {error}") from error
         raise wrong(folder, error) from error
+    return Processors(**found)
 
 
-def _family(files: Files | None) -> str | None:
-    if files is None:
-        return None
-    if files.kind == "PixtralImageProcessor":  # Pixtral 12B is of type llava
-        return "pixtral"
-    return FAMILIES.get(str(files.config.get("model_type")))
+def _modules(files: Files) -> dict[Modality, str]:
+    """Return the module of each modality."""
+    kind = str(files.config.get("model_type"))
+    # Pixtral 12B is of type llava.
+    image = "pixtral" if files.kind == "PixtralImageProcessor" else FAMILIES.get(kind)
+    found: dict[Modality, str] = {}
+    if files.image and image is not None:
+        found["image"] = image
+    if files.video and kind in VIDEO_FAMILIES:
+        found["video"] = VIDEO_FAMILIES[kind]
+    if files.audio and kind in AUDIO_FAMILIES:
+        found["audio"] = AUDIO_FAMILIES[kind]
+    return found

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine.media.processed import ImageError
+from engine.media.processed import MediaError
 from engine.media.processor import MAX_PIXELS, Array
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -23,7 +23,7 @@ Size = tuple[int, int]
 
 
 def resized(image: Image.Image, size: Size, resample: int) -> Image.Image:
-    """Return the image with this height and width. Raises ImageError for a size that only an extreme aspect ratio can
+    """Return the image with this height and width. Raises MediaError for a size that only an extreme aspect ratio can
     cause."""
     height, width = size
     check_size(size, image)
@@ -31,10 +31,10 @@ def resized(image: Image.Image, size: Size, resample: int) -> Image.Image:
 
 
 def check_size(size: Size, image: Image.Image) -> None:
-    """Raise ImageError for a height and width that only an extreme aspect ratio of `image` can cause."""
+    """Raise MediaError for a height and width that only an extreme aspect ratio of `image` can cause."""
     height, width = size
     if height < 1 or width < 1 or height * width > MAX_PIXELS:
-        raise ImageError(
+        raise MediaError(
             f"an image of {image.width} x {image.height} pixels has an aspect ratio that the model cannot process"
         )
 

@@ -19,7 +19,7 @@ from engine.media.pixels import (
     read_size,
     resized,
 )
-from engine.media.processed import ImageError, Tokens
+from engine.media.processed import MediaError, Tokens
 from engine.media.processor import Array, Layout, Processor
 from engine.media.settings import Files
 
@@ -51,7 +51,7 @@ class Pixtral:
         if ratio > 1:
             height, width = int(height / ratio), int(width / ratio)
         if height < 1 or width < 1:
-            raise ImageError("the image has an aspect ratio that the model cannot process")
+            raise MediaError("the image has an aspect ratio that the model cannot process")
         return ((height - 1) // self.patch + 1) * self.patch, ((width - 1) // self.patch + 1) * self.patch
 
     def layout(self, width: int, height: int) -> Layout:

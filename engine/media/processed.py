@@ -1,14 +1,14 @@
-"""Values of processed images. Needs neither numpy nor Pillow, so that the gateway can use it for messages."""
+"""Values of processed media. Needs neither numpy nor Pillow, so that the gateway can use it for messages."""
 
 from dataclasses import dataclass
 
 import msgspec
 
-from engine.api.media import MediaTensor
+from engine.api.media import MediaTensor, Modality
 
 
-class ImageError(Exception):
-    """The image cannot be decoded or processed. The message is meant for the client."""
+class MediaError(Exception):
+    """The image, video or audio cannot be decoded or processed. The message is meant for the client."""
 
 
 @dataclass(frozen=True)
@@ -16,20 +16,31 @@ class Tokens:
     """Texts of special tokens."""
 
     placeholder: str
-    """Text that the chat template writes for an image."""
+    """Text that the chat template writes for an item."""
     image: str
     """Token that represents one embedding of the tower in the expanded prompt."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """How items of one modality appear in prompts."""
+
+    tokens: Tokens
+    token_id: int
+    """ID of `tokens.image`."""
+
+
 class Processed(msgspec.Struct, frozen=True):
-    """One processed image."""
+    """One processed image, video or audio clip."""
 
     digest: bytes  # SHA-256 of the tensors with their names, types and shapes
     text: str
-    """Text that replaces the placeholder, with one image token for each run of equal image tokens."""
+    """Text that replaces the placeholder, with one media token for each run of equal media tokens."""
     runs: tuple[int, ...]
-    """Number of image tokens in each run."""
+    """Number of media tokens in each run."""
     tensors: dict[str, MediaTensor]
+    kind: Modality = "image"  # in the request
+    modality: Modality = "image"  # for the engine: some models read a video as a series of images
 
     @property
     def size(self) -> int:

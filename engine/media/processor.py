@@ -1,17 +1,18 @@
-"""Interface of image processors, and the result of one image."""
+"""Interfaces of processors of images, videos and audio, and the result of one item."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
 
-from engine.api.media import MediaTensor
+from engine.api.media import MediaTensor, Modality
+from engine.media.clip import Array, Clip
 from engine.media.processed import Processed, Tokens
 
-Array = np.ndarray[Any, Any]
+__all__ = ["Array", "AudioProcessor", "Layout", "Processor", "VideoProcessor"]
 
 MAX_PIXELS = 1 << 25
 """Maximum pixels of an image after resizing. Settings of checkpoints stay far below; extreme aspect ratios do not."""
@@ -19,11 +20,11 @@ MAX_PIXELS = 1 << 25
 
 @dataclass(frozen=True)
 class Layout:
-    """Text that replaces the placeholder of one image. It has one image token for each run of equal image tokens."""
+    """Text that replaces the placeholder of one item. It has one media token for each run of equal media tokens."""
 
     text: str
     runs: tuple[int, ...]
-    """Number of image tokens in each run."""
+    """Number of media tokens in each run."""
 
     @property
     def count(self) -> int:
@@ -38,18 +39,76 @@ class Processor(Protocol):
     def tokens(self) -> Tokens: ...
 
     def layout(self, width: int, height: int) -> Layout:
-        """Return the prompt text of an image of this size. Raises ImageError if the model does not accept the size."""
+        """Return the prompt text of an image of this size. Raises MediaError if the model does not accept the size."""
 
     def tensors(self, image: Image.Image) -> Mapping[str, Array]:
         """Return the tower's input for an RGB image: float32 and int64 arrays, with the names and shapes that
-        transformers' processor returns for this image alone. Raises ImageError."""
+        transformers' processor returns for this image alone. Raises MediaError."""
+
+
+class VideoProcessor(Protocol):
+    """Video processor of a checkpoint."""
+
+    @property
+    def tokens(self) -> Tokens: ...
+
+    @property
+    def modality(self) -> Modality:
+        """Modality of the item for the engine."""
+
+    def sample(self, frames: int, fps: float) -> Sequence[int]:
+        """Return the ascending numbers of the frames that are read, of a video with this many. Raises MediaError."""
+
+    def layout(self, chosen: Sequence[int], clip: Clip) -> Layout:
+        """Return the prompt text of these frames. Raises MediaError if the model does not accept their size."""
+
+    def tensors(self, frames: Iterable[Array], chosen: Sequence[int], clip: Clip) -> Mapping[str, Array]:
+        """Return the tower's input for RGB frames, uint8 [3, height, width], as `Processor.tensors`."""
+
+
+class AudioProcessor(Protocol):
+    """Audio processor of a checkpoint."""
+
+    @property
+    def tokens(self) -> Tokens: ...
+
+    @property
+    def max_seconds(self) -> float:
+        """Duration of the longest clip."""
+
+    def layout(self, samples: int) -> Layout:
+        """Return the prompt text of a clip with this many samples. Raises MediaError if it is too short."""
+
+    def tensors(self, samples: Array) -> Mapping[str, Array]:
+        """Return the tower's input for mono samples at 16 kHz, float32, as `Processor.tensors`."""
 
 
 def process(processor: Processor, image: Image.Image) -> Processed:
-    """Process an RGB image. Raises ImageError."""
+    """Process an RGB image. Raises MediaError."""
     layout = processor.layout(*image.size)
-    tensors = {name: _media_tensor(array) for name, array in processor.tensors(image).items()}
+    tensors = _media_tensors(processor.tensors(image))
     return Processed(_digest(tensors), layout.text, layout.runs, tensors)
+
+
+def process_video(processor: VideoProcessor, clip: Clip, max_frames: int) -> Processed:
+    """Process a video, of which at most `max_frames` frames are read. Raises MediaError."""
+    chosen = clip.chosen(processor.sample)
+    if len(chosen) > max_frames:
+        chosen = [chosen[at * len(chosen) // max_frames] for at in range(max_frames)]
+    layout = processor.layout(chosen, clip)
+    tensors = _media_tensors(processor.tensors(clip.read(chosen), chosen, clip))
+    return Processed(_digest(tensors), layout.text, layout.runs, tensors, "video", processor.modality)
+
+
+def process_audio(processor: AudioProcessor, samples: Array) -> Processed:
+    """Process mono samples at 16 kHz. Raises MediaError."""
+    layout = processor.layout(len(samples))
+    tensors = _media_tensors(processor.tensors(samples))
+    return Processed(_digest(tensors), layout.text, layout.runs, tensors, "audio", "audio")
+
+
+def _media_tensors(arrays: Mapping[str, Array]) -> dict[str, MediaTensor]:
+    return {name: _media_tensor(array) for name, array in arrays.items()}
 
 
 def _media_tensor(array: Array) -> MediaTensor:

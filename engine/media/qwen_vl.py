@@ -22,7 +22,7 @@ from engine.media.pixels import (
     read_normalisation,
     resized,
 )
-from engine.media.processed import ImageError, Tokens
+from engine.media.processed import MediaError, Tokens
 from engine.media.processor import Array, Layout, Processor
 from engine.media.settings import Files
 
@@ -40,9 +40,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: float, max_pixels: float) -> Size:
-    """Return multiples of `factor` near the given size, with a number of pixels in the range. Raises ImageError."""
+    """Return multiples of `factor` near the given size, with a number of pixels in the range. Raises MediaError."""
     if max(height, width) / min(height, width) > MAX_RATIO:
-        raise ImageError(
+        raise MediaError(
             f"an image of {width} x {height} pixels has an aspect ratio above {MAX_RATIO}; the model cannot process it"
         )
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
@@ -73,7 +73,7 @@ class QwenVL:
         factor = self.patch_size * self.merge_size
         if self.pixels is None:
             if height % factor or width % factor:
-                raise ImageError(f"edges of images must be multiples of {factor} pixels, got {width} x {height}")
+                raise MediaError(f"edges of images must be multiples of {factor} pixels, got {width} x {height}")
             return height, width
         return smart_resize(height, width, factor, *self.pixels)
 
@@ -84,18 +84,23 @@ class QwenVL:
     def tensors(self, image: Image.Image) -> dict[str, Array]:
         size = self._size(*image.size)
         pixels = self.normalisation.apply(channels(resized(image, size, self.resample)))
-        patch, merge = self.patch_size, self.merge_size
-        rows, columns = size[0] // patch, size[1] // patch
-        # [merged rows, merged columns, rows, columns within a merged token, channels, patch rows, patch columns]
-        patches = pixels.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch).transpose(
-            1, 4, 2, 5, 0, 3, 6
-        )[:, :, :, :, :, None]
-        repeated = np.broadcast_to(patches, (*patches.shape[:5], self.frames, patch, patch))
-        grid = np.array([[1, rows, columns]], np.int64)
-        return {
-            "pixel_values": repeated.reshape(rows * columns, 3 * self.frames * patch * patch),
-            "image_grid_thw": grid,
-        }
+        repeated = np.broadcast_to(pixels, (self.frames, *pixels.shape))
+        patches, grid = patchify(repeated, self.patch_size, self.merge_size, self.frames)
+        return {"pixel_values": patches, "image_grid_thw": grid}
+
+
+def patchify(pixels: Array, patch: int, merge: int, frames: int) -> tuple[Array, Array]:
+    """Return the patches of frames [frames, 3, height, width], in the order of merged tokens, and the grid.
+
+    A patch has `frames` frames, of which the last one is repeated if there are too few."""
+    if missing := -len(pixels) % frames:
+        pixels = np.concatenate([pixels, np.repeat(pixels[-1:], missing, 0)])
+    rows, columns = pixels.shape[2] // patch, pixels.shape[3] // patch
+    # [grid, frames, channels, merged rows, rows, patch rows, merged columns, columns, patch columns]
+    split = pixels.reshape(-1, frames, 3, rows // merge, merge, patch, columns // merge, merge, patch)
+    ordered = split.transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    grid = np.array([[len(split), rows, columns]], np.int64)
+    return ordered.reshape(len(split) * rows * columns, 3 * frames * patch * patch), grid
 
 
 def declare(files: Files) -> Processor:

@@ -1,11 +1,13 @@
-"""Settings of image processors in a checkpoint's files.
+"""Settings of processors of images, videos and audio in a checkpoint's files.
 
 config.json names the family. The image processor's settings are `image_processor` in processor_config.json, or else
-preprocessor_config.json; settings that they omit have the defaults of transformers' class.
+preprocessor_config.json. Those of videos are `video_processor`, or else video_preprocessor_config.json or
+preprocessor_config.json; those of audio `feature_extractor`, or else preprocessor_config.json. Settings that they omit
+have the defaults of transformers' class.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,16 @@ from engine.api.errors import CheckpointError
 from engine.api.files import read_json_object
 
 IMAGE_FILES = ("processor_config.json", "preprocessor_config.json")
+VIDEO_FILE = "video_preprocessor_config.json"
+
+OPTIONS = frozenset(
+    (
+        *("size", "min_pixels", "max_pixels", "max_image_size", "min_patches", "max_patches", "crop_to_patches"),
+        *("do_image_splitting", "do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size"),
+        *("pan_and_scan_min_ratio_to_activate", "fps", "num_frames", "min_frames", "max_frames", "do_sample_frames"),
+    )
+)
+"""Settings that a request may replace: the number of pixels, tiles and frames."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,8 @@ class Files:
     image: Mapping[str, Any]  # settings of the image processor
     processor: Mapping[str, Any]  # processor_config.json
     tokenizer: Mapping[str, Any]  # tokenizer_config.json
+    video: Mapping[str, Any]  # settings of the video processor
+    audio: Mapping[str, Any]  # settings of the feature extractor
 
     @property
     def vision(self) -> Mapping[str, Any]:
@@ -47,19 +61,85 @@ class Files:
 
     def settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the image processor's settings. Nulls have the default."""
-        given = {key: value for key, value in self.image.items() if value is not None}
-        return {"rescale_factor": 1 / 255, "do_rescale": True, "do_normalize": True, **defaults, **given}
+        return _with_defaults(self.image, defaults)
+
+    def video_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the video processor's settings. Nulls have the default."""
+        return _with_defaults(self.video, defaults)
+
+    def with_options(self, options: Mapping[str, Any]) -> "Files":
+        """Return the files with settings that a request replaces. Nulls change nothing. Raises ValueError for another
+        setting."""
+        given = {key: value for key, value in options.items() if value is not None}
+        if unknown := sorted(given.keys() - OPTIONS):
+            raise ValueError(f"{unknown[0][:100]!r} is not supported; known: {', '.join(sorted(OPTIONS))}")
+        for name, value in given.items():
+            _check(name, value)
+        if given.keys() & {"fps", "num_frames"}:
+            given.setdefault("do_sample_frames", True)
+        return replace(self, image=_merged(self.image, given), video=_merged(self.video, given))
 
 
-def read_files(folder: Path) -> Files | None:
-    """Read the files. Return None if the checkpoint has no image processor. Raises CheckpointError."""
+def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    given = {key: value for key, value in settings.items() if value is not None}
+    return {"rescale_factor": 1 / 255, "do_rescale": True, "do_normalize": True, **defaults, **given}
+
+
+MAX_OPTION = 1 << 30
+
+
+def _check(name: str, value: Any) -> None:
+    """Raise ValueError for a value that no setting of this name has."""
+    if name == "size" or name == "max_image_size":
+        fits = isinstance(value, Mapping) and value and all(_is_count(edge) for edge in value.values())
+        wanted = "an object with positive integers"
+    elif name.startswith(("do_", "crop_")):
+        fits, wanted = isinstance(value, bool), "a boolean"
+    elif name in ("fps", "pan_and_scan_min_ratio_to_activate"):
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_OPTION
+        wanted = "a positive number"
+    else:
+        fits, wanted = _is_count(value), "a positive integer"
+    if not fits:
+        raise ValueError(f"{name} must be {wanted}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_OPTION
+
+
+def _merged(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with options. A size replaces old names of its edges; a number and a rate of frames exclude one
+    another."""
+    dropped: set[str] = set()
+    if "size" in options:
+        dropped |= {"min_pixels", "max_pixels"}
+    if "fps" in options:
+        dropped.add("num_frames")
+    if "num_frames" in options:
+        dropped.add("fps")
+    kept = {key: (None if key in dropped else value) for key, value in settings.items()}
+    return {**kept, **options}
+
+
+def read_files(folder: Path) -> Files:
+    """Read the files. Raises CheckpointError."""
     config = _read(folder / "config.json")
-    processor, image = (_read(folder / name) for name in IMAGE_FILES)
-    nested = processor.get("image_processor")
-    image = dict(nested) if isinstance(nested, Mapping) else image
-    if not image:
-        return None
-    return Files(config, image, processor, _read(folder / "tokenizer_config.json"))
+    processor, preprocessor = (_read(folder / name) for name in IMAGE_FILES)
+    video = _nested(processor, "video_processor") or _read(folder / VIDEO_FILE) or preprocessor
+    return Files(
+        config,
+        _nested(processor, "image_processor") or preprocessor,
+        processor,
+        _read(folder / "tokenizer_config.json"),
+        video,
+        _nested(processor, "feature_extractor") or preprocessor,
+    )
+
+
+def _nested(processor: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = processor.get(name)
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -68,4 +148,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 def wrong(folder: Path, error: Exception) -> CheckpointError:
     detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return CheckpointError(f"{folder}: the image processor's settings are invalid: {detail}; copy the checkpoint again")
+    return CheckpointError(f"{folder}: the processor's settings are invalid: {detail}; copy the checkpoint again")

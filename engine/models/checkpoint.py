@@ -17,6 +17,7 @@ from engine.api.errors import CheckpointError, TaskError
 from engine.api.files import INDEX_BYTES, read_json_object
 from engine.formats.registry import settings_files
 from engine.gguf.file import find_gguf
+from engine.models import qwen2_audio
 from engine.models.activations import check_parts
 from engine.models.adapters import Adapter
 from engine.models.assumed import UNSAID, assumed_tensors, assumptions
@@ -83,7 +84,8 @@ def read_checkpoint(
     place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
     written = _read_config(folder, blocks)
     media = "" if task.text_only or blocks is not None else media_architecture(written)
-    without_tower = bool(media) and not task.images and not has_prefix_attention(written)
+    wanted = task.audio if media in qwen2_audio.ARCHITECTURES else task.images
+    without_tower = bool(media) and not wanted and not has_prefix_attention(written)
     text_only, media = task.text_only or without_tower, "" if without_tower else media
     if text_only and has_prefix_attention(written):
         raise TaskError(

@@ -10,7 +10,9 @@ from dataclasses import replace
 from engine.models.parts import (
     MLP,
     Activate,
+    AudioEmbedding,
     AveragePool,
+    AverageRows,
     GridPositions,
     GridRope,
     Media,
@@ -24,11 +26,13 @@ from engine.models.parts import (
     Tiles,
     Tower,
 )
-from engine.models.sources import Shapes, branch_sources, join, linear_sources, mlp_linears, norm_sources
+from engine.models.sources import Shapes, audio_sources, branch_sources, join, linear_sources, mlp_linears, norm_sources
 
 __all__ = [
     "Activate",
+    "AudioEmbedding",
     "AveragePool",
+    "AverageRows",
     "GridPositions",
     "GridRope",
     "Media",
@@ -102,6 +106,8 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
     tower, tiles = media.tower, media.tiles
     found = [] if tower.positions is None else [join(tower.root, tower.positions.name)]
     found += [join(tower.root, tower.class_token)] if tower.class_token else []
+    if isinstance(tower.patches, AudioEmbedding):
+        found += audio_sources(tower.patches, tower.root)
     return (*found, *(() if tiles is None else (tiles.newline,)))
 
 
@@ -116,17 +122,13 @@ def media_sources(media: Media) -> Shapes:
 
 
 def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
-    shapes: Shapes = {}
-    weight = join(tower.root, tower.patches.source, "weight")
-    shapes[weight] = tower.patches.stored
-    if tower.patches.bias:
-        shapes[join(tower.root, tower.patches.source, "bias")] = (tower.hidden,)
+    shapes = _input_sources(tower)
     if tower.class_token:
         shapes[join(tower.root, tower.class_token)] = tower.class_shape or (tower.hidden,)
     if tower.positions is not None:
         stored = tower.positions.stored or (tower.positions.rows, tower.hidden)
         shapes[join(tower.root, tower.positions.name)] = stored
-    for norm in (tower.patches.norm, tower.before, tower.norm):
+    for norm in (tower.before, tower.norm):
         if norm is not None:
             shapes |= norm_sources(norm, tower.root, (norm.size,))
     scales: dict[str, str] = {}
@@ -140,9 +142,19 @@ def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
         yield name, StoredTensor(name=name, shape=shape, scale=scales.get(name, ""))
 
 
+def _input_sources(tower: Tower) -> Shapes:
+    patches = tower.patches
+    if isinstance(patches, AudioEmbedding):
+        return audio_sources(patches, tower.root)
+    shapes: Shapes = {join(tower.root, patches.source, "weight"): patches.stored}
+    if patches.bias:
+        shapes[join(tower.root, patches.source, "bias")] = (tower.hidden,)
+    return shapes | ({} if patches.norm is None else norm_sources(patches.norm, tower.root, (patches.norm.size,)))
+
+
 def _step_sources(step: ProjectorStep, root: str) -> Shapes:
     match step:
-        case Merge() | AveragePool() | Activate():
+        case Merge() | AveragePool() | AverageRows() | Activate():
             return {}
         case Project(linear=linear):
             return linear_sources(linear, root)

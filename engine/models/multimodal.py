@@ -18,15 +18,18 @@ from engine.models import (
     llava,
     llava_next,
     mistral3,
+    qwen2_audio,
     qwen_vl,
 )
 from engine.models.media import Media, Projector, projector_tensors
-from engine.models.parts import Model
+from engine.models.parts import AudioEmbedding, Model
 from engine.models.sources import join
 from engine.models.text_only import text_decoder
 
 DeclareMedia = Callable[[Mapping[str, Any], int], Media]
-FAMILIES = (*(gemma_media, glm4v, idefics3, internvl, kimi_vl, llama4_media, llava, llava_next, mistral3, qwen_vl),)
+FAMILIES = (
+    *(gemma_media, glm4v, idefics3, internvl, kimi_vl, llama4_media, llava, llava_next, mistral3, qwen2_audio, qwen_vl),
+)
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 
@@ -53,7 +56,9 @@ def placed(model: Model, names: Mapping[str, object]) -> Model:
 
 def _placed(media: Media, names: Mapping[str, object]) -> Media:
     tower, tiles = media.tower, media.tiles
-    root = _prefix(names, join(tower.patches.source, "weight"))
+    patches = tower.patches
+    first = patches.convolutions[0] if isinstance(patches, AudioEmbedding) else patches.source
+    root = _prefix(names, join(first, "weight"))
     made = replace(
         media,
         tower=replace(tower, root=tower.root if root is None else root),

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, TypeGuard
 
+from engine.api.media import Modality
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
@@ -947,7 +949,8 @@ class StoredTensor:
 class Tower:
     """features = the outputs of the blocks `taken`, side by side."""
 
-    patches: Patches
+    patches: Patches | AudioEmbedding
+    """Embedding of the inputs; the parts below about grids are for patches."""
     blocks: tuple[Block, ...]
     taken: tuple[int, ...]  # numbers of blocks computed before a feature is taken; `norm` applies to all of them
     layers: str  # path of the blocks
@@ -992,6 +995,13 @@ class AveragePool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AverageRows:
+    """Mean of `count` consecutive rows of an item; rows beyond the last whole group are left out."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Project:
     """y = act(x W^T (+ b))."""
 
@@ -1006,7 +1016,7 @@ class Activate:
     act: str
 
 
-ProjectorStep = Merge | AveragePool | Project | Activate | Norm | MLP
+ProjectorStep = Merge | AveragePool | AverageRows | Project | Activate | Norm | MLP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1066,6 +1076,13 @@ class Media:
     tiles: Tiles | None = None
 
     @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Modalities of the items that the tower reads."""
+        if isinstance(self.tower.patches, AudioEmbedding):
+            return ("audio",)
+        return ("image",) if self.video_token is None else ("image", "video")
+
+    @property
     def width(self) -> int:
         """Columns of an embedding."""
         return self.hidden * (1 + len(self.deepstack))
@@ -1087,7 +1104,7 @@ class Model:
     unread: tuple[str, ...] = ()  # prefixes of tensors that checkpoints may have and that are not used
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
     foreign: Foreign | None = None
-    media: Media | None = None  # tower and projectors of images and videos
+    media: Media | None = None  # tower and projectors of images, videos or audio
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
     predictor: "Predictor | None" = None  # head that predicts the token after the next one, if a checkpoint has it

@@ -1,8 +1,9 @@
-"""Images through the running service: replies of transformers, a crash of the engine, and images turned off.
+"""Images and videos through the running service: replies of transformers, a crash of the engine, and images turned off.
 
 The model is a small Qwen2-VL with random weights and the tokenizer of the demo.
 """
 
+import base64
 import json
 import os
 import signal
@@ -15,7 +16,11 @@ import torch
 import transformers
 from PIL import Image
 
-from tests.appliance.server.http.image_models import data_url, picture, png, write
+from engine.media.families import read_processors
+from engine.media.processor import process_video
+from engine.media.video import open_video
+from engine.worker.grid_positions import as_array
+from tests.appliance.server.http.image_models import data_url, picture, png, video, write
 from tests.e2e.conftest import Appliance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]},
         },
         image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
     )
@@ -85,6 +91,31 @@ def reply_of_transformers(folder: Path, prompt: list[int], image: Image.Image) -
             ids = torch.cat((ids, logits.argmax().view(1, 1)), 1)
             types = torch.cat((types, torch.zeros(1, 1, dtype=torch.int64)), 1)
     return ids[0, len(prompt) :].tolist()
+
+
+def test_a_reply_to_a_video_equals_transformers(service: Appliance, folder: Path) -> None:
+    """Between texts, also from the prefix cache. tests/engine/media compares the processor."""
+    data = video(count=7)
+    url = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+    parts = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "What happens?"}]
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look: "}, *parts]}]}
+    replies = [ask(service, **body) for _ in range(2)]
+    processor = read_processors(folder / "model").video
+    assert processor is not None
+    with open_video(data) as clip:
+        found = process_video(processor, clip, 128)
+    given = {name: torch.from_numpy(as_array(one).copy()) for name, one in found.tensors.items()}
+    model = transformers.Qwen2VLForConditionalGeneration.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    prompt = replies[0]["prompt_token_ids"]
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        for _ in range(TOKENS):
+            types = 2 * (ids == model.config.video_token_id).long()
+            logits = model(input_ids=ids, mm_token_type_ids=types, **given).logits[0, -1]
+            ids = torch.cat((ids, logits.argmax().view(1, 1)), 1)
+    for reply in replies:
+        assert reply["choices"][0]["token_ids"] == ids[0, len(prompt) :].tolist()
+    assert replies[1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
 
 
 def messages(*images: Image.Image) -> list[dict]:

@@ -2,6 +2,7 @@
 
 They need playwright and a Chromium; tests without a browser are in tests/appliance/server/http/test_page.py."""
 
+import base64
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ import threading
 import httpx
 import pytest
 
+from engine.media.audio import read_audio
+from tests.appliance.server.http.image_models import data_url, picture, png, wav
 from tests.e2e.browser import CHROMIUM, Chromium, Pages, StoodStill, in_browser, pids
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e .[browser]")
@@ -80,6 +83,89 @@ def test_text_of_a_model_is_text(open_page):
     assert page.locator("#log img, #log script").count() == 0 and page.title() not in ("1", "2")
 
 
+PICTURE = data_url(png(picture()))
+PUT = """([kind, bytes, name]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+  const options = { bubbles: true, cancelable: true };
+  const event = kind === "paste" ? new ClipboardEvent(kind, { ...options, clipboardData: data })
+    : new DragEvent(kind, { ...options, dataTransfer: data });
+  document.querySelector("#prompt").dispatchEvent(event);
+}"""
+
+
+def reads(page, *modalities):
+    """Let the page find a model with these modalities; returns the bodies that the page then sends."""
+    cards = [{"id": "eyes", "max_model_len": 512, "input_modalities": list(modalities)}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": cards}))
+    page.reload()
+    page.wait_for_selector("#attach:visible")
+    sent = []
+    answer(page, "a cat", sent)
+    return sent
+
+
+@in_browser
+def test_pictures_are_chosen_dropped_and_pasted(open_page):
+    """Each is shown before and after sending; one is removed; the curl command does not have the complete data."""
+    page = open_page()
+    sent = reads(page, "text", "image")
+    assert not page.locator("#record").is_visible()
+    data = png(picture())
+    page.set_input_files("#file", [{"name": "one.png", "mimeType": "image/png", "buffer": data}])
+    page.wait_for_selector("#tray img")
+    page.evaluate(PUT, ["drop", list(data), "two.png"])
+    page.wait_for_selector("#tray img >> nth=1")
+    page.evaluate(PUT, ["paste", list(data), "three.png"])
+    page.wait_for_selector("#tray img >> nth=2")
+    page.get_by_role("button", name="Remove two.png").click()
+    assert page.locator("#tray img").count() == 2
+    page.set_input_files("#file", [{"name": "b.wav", "mimeType": "audio/wav", "buffer": b"x"}])
+    page.wait_for_function("document.querySelector('#announce').textContent.includes('is not added')")
+    page.fill("#prompt", "What is this?")
+    curl = page.locator("#curl").text_content()
+    assert "data:image/png;base64," in curl and len(curl) < 1500
+    page.keyboard.press("Enter")
+    assert replied(page) == "a cat"
+    part = {"type": "image_url", "image_url": {"url": PICTURE}}
+    assert sent[0]["messages"] == [{"role": "user", "content": [part, part, {"type": "text", "text": "What is this?"}]}]
+    assert page.locator(".turn.user .sent img").count() == 2 and not page.locator("#tray").is_visible()
+    page.locator(".turn.user .edit").click()
+    assert page.locator("#tray img").count() == 2 and page.input_value("#prompt") == "What is this?"
+
+
+@in_browser
+def test_a_recording_is_sent_with_the_message(open_page):
+    page = open_page()
+    sent = reads(page, "text", "audio")
+    page.click("#record")
+    page.wait_for_selector("#record.danger")
+    page.wait_for_timeout(1500)  # the beeps are a second apart
+    page.click("#record")
+    page.wait_for_selector("#tray audio")
+    page.click("#send")
+    assert replied(page) == "a cat"
+    (part,) = sent[0]["messages"][0]["content"]
+    head, _, data = part["audio_url"]["url"].partition(",")
+    assert part["type"] == "audio_url" and head == "data:audio/webm;base64"
+    samples = read_audio(base64.b64decode(data), max_seconds=60)
+    assert len(samples) > 1600 and abs(samples).max() > 0.01, "the microphone of the browser beeps"
+
+
+@in_browser
+def test_a_speech_model_transcribes_a_recording(open_page):
+    page = open_page()
+    reads(page, "audio")
+    page.route("**/v1/audio/transcriptions", lambda route: route.fulfill(json={"text": "hello there"}))
+    page.set_input_files("#file", [{"name": "a.wav", "mimeType": "audio/wav", "buffer": wav()}])
+    page.wait_for_selector("#tray audio")
+    with page.expect_request("**/v1/audio/transcriptions") as request:
+        page.click("#send")
+    assert 'name="file"; filename="a.wav"' in request.value.post_data_buffer.decode("latin1")
+    page.wait_for_selector(".turn.assistant .content")
+    assert page.locator(".turn.assistant .content").inner_text() == "hello there"
+
+
 MARKDOWN = """# Result
 
 Some **bold**, *slanted* and `inline <code>` text, a [link](https://example.org/x) and a [trap](javascript:alert(1)).
@@ -102,14 +188,17 @@ print("<b>")
 """
 
 
-def answer(page, text):
+def answer(page, text, sent=None):
+    """Reply to all requests with a text. sent: a list that gets their bodies."""
     chunk = {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
-    page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(
-            headers={"content-type": "text/event-stream"}, body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-        ),
-    )
+
+    def reply(route):
+        if sent is not None:
+            sent.append(route.request.post_data_json)
+        body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+        route.fulfill(headers={"content-type": "text/event-stream"}, body=body)
+
+    page.route("**/v1/chat/completions", reply)
 
 
 @in_browser

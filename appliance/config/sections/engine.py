@@ -40,6 +40,15 @@ class Scheduling(Section):
         examples=(256, 16384),
     )
     """Maximum tokens in one step (longer prompts use chunked prefill); auto is 512 on a CPU, 8192 on a GPU."""
+    max_media_tokens: Annotated[int, Field(ge=1)] = declare(
+        1024,
+        effect=Effect("engine", outputs="rounding", memory=True),
+        target="engine.scheduling.max_media_tokens",
+        aliases={"vLLM": "max_num_encoder_input_tokens"},
+        example=4096,
+    )
+    """Maximum embeddings of images, videos and audio that the tower computes in one step. A single item with more is
+    computed in one step too."""
     # the gateway uses it to estimate waiting times
     policy: Literal["fcfs", "priority", "fair"] = declare(
         "fcfs",
@@ -73,6 +82,14 @@ class Cache(Section):
         },
     )
     """Prefix caching: reuse the KV cache blocks of equal prompt prefixes."""
+    media: Bytes = declare(
+        256 * 2**20,
+        effect=Effect("engine", memory=True),
+        target="engine.memory.media_cache",
+        aliases={"vLLM": "encoder_cache_size"},
+        example="1GiB",
+    )
+    """Memory of embeddings of images, videos and audio that an engine keeps for further requests with them."""
 
 
 class Sampling(Section):

@@ -19,7 +19,7 @@ class PerKey(Section):
 
 
 class Media(Section):
-    """Images in prompts, for models that accept them."""
+    """Images, videos and audio in prompts, for models that accept them."""
 
     images: Annotated[int, Field(ge=0)] = declare(
         16,
@@ -28,40 +28,65 @@ class Media(Section):
         clients=Limit("more images in a request get 400"),
         example=4,
     )
-    """Maximum images in one prompt. 0 turns images off: the tower is not loaded."""
+    """Maximum images in one prompt. 0 turns images and videos off: the tower is not loaded."""
+    videos: Annotated[int, Field(ge=0)] = declare(
+        4, effect=GATEWAY, clients=Limit("more videos in a request get 400"), example=1
+    )
+    """Maximum videos in one prompt. 0 turns videos off."""
+    audios: Annotated[int, Field(ge=0)] = declare(
+        16,
+        effect=Effect("service", memory=True),
+        affects="engine.model.task.audio",
+        clients=Limit("more audio clips in a request get 400"),
+        example=4,
+    )
+    """Maximum audio clips in one prompt. 0 turns audio off: the tower of a model that reads audio is not loaded."""
+    frames: Count = declare(
+        128,
+        effect=Effect("gateway", outputs="yes"),
+        clients=Limit("longer videos are read with fewer frames"),
+        example=32,
+    )
+    """Maximum frames that are read of one video. If the model's processor selects more, they are sampled down evenly;
+    a list with more frames gets 400."""
+    seconds: Annotated[Seconds, Field(gt=0)] = declare(
+        600.0, effect=GATEWAY, clients=Limit("longer videos and audio clips get 400"), example="2m"
+    )
+    """Maximum duration of one video or audio clip in a prompt; longer ones get 400."""
     max_pixels: Count = declare(50_000_000, effect=GATEWAY, clients=Limit("larger images get 400"), example=12_000_000)
-    """Maximum pixels of an image before resizing; more get 400."""
-    max_bytes: Bytes = declare(20 * 2**20, effect=GATEWAY, clients=Limit("larger images get 400"), example="5MiB")
-    """Maximum size of an image file; larger ones get 400. limits.max_body also limits images within a request."""
+    """Maximum pixels of an image, or of a frame of a video, before resizing; more get 400."""
+    max_bytes: Bytes = declare(20 * 2**20, effect=GATEWAY, clients=Limit("larger files get 400"), example="5MiB")
+    """Maximum size of the file of an image, video or audio clip; larger ones get 400. limits.max_body also limits files
+    within a request."""
     time: Annotated[Seconds, Field(gt=0)] = declare(
-        10.0, effect=GATEWAY, clients=Limit("images that take longer get 400"), example="5s"
+        10.0, effect=GATEWAY, clients=Limit("files that take longer get 400"), example="5s"
     )
-    """Time limit of fetching one image, and CPU time limit of decoding and resizing it; more gets 400."""
+    """Time limit of fetching one file, and CPU time limit of decoding and processing it; more gets 400."""
     memory: Bytes = declare(
-        2**30, effect=GATEWAY, clients=Limit("images that take more memory get 400"), example="512MiB"
+        2**30, effect=GATEWAY, clients=Limit("files that take more memory get 400"), example="512MiB"
     )
-    """Memory limit of decoding and resizing one image; more gets 400."""
+    """Memory limit of decoding and processing one file; more gets 400."""
     cache: Bytes = declare(256 * 2**20, effect=GATEWAY, example="1GiB")
-    """Size of the cache of resized images, which the gateway keeps for repeated images."""
+    """Size of the cache of processed images, videos and audio clips, which the gateway keeps for repeated ones."""
     hosts: tuple[HostName, ...] = declare(
         (),
         effect=GATEWAY,
         aliases={"vLLM": "allowed_media_domains"},
-        clients=Note("image URLs of other hosts get 400"),
+        clients=Note("URLs of other hosts get 400"),
         example=["images.example.com", "*.example.org"],
         strict=False,
     )
-    """Hosts from which the gateway fetches image URLs, by https; `*.` permits all subdomains. Addresses of private
-    networks are never fetched. Without hosts, images have to be part of the request."""
+    """Hosts from which the gateway fetches URLs of media, by https; `*.` permits all subdomains. Addresses of private
+    networks are never fetched. Without hosts, media have to be part of the request."""
     folders: tuple[Folder, ...] = declare(
         (),
         effect=GATEWAY,
         aliases={"vLLM": "allowed_local_media_path"},
-        clients=Note("file URLs of images in other folders get 400"),
+        clients=Note("file URLs in other folders get 400"),
         example=["/srv/images"],
         strict=False,
     )
-    """Absolute paths of folders whose files requests may name as file:// URLs of images."""
+    """Absolute paths of folders whose files requests may name as file:// URLs of media."""
 
 
 class Limits(Section):
@@ -135,7 +160,7 @@ class Limits(Section):
     per_key: PerKey = PerKey()
     """Limits of API keys without their own limits in the list of keys."""
     media: Media = Media()
-    """Limits of images in prompts."""
+    """Limits of images, videos and audio in prompts."""
     grammar_size: Bytes = declare(
         256 * 2**10,
         effect=LIVE,

@@ -25,6 +25,7 @@ FILES = (
         "api.js",
         "dom.js",
         "chat.js",
+        "attachments.js",
         "markdown.js",
         "marked.js",
         "request.js",

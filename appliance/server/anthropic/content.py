@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.images.part import ImagePart
+from appliance.media.part import MediaPart
 from appliance.server.anthropic.signature import thinking_of
 from appliance.server.schema.messages import (
     Base64Source,
@@ -64,10 +64,10 @@ def _check(turn: _Turn) -> None:
             raise RequestError(message, where)
 
 
-def message_images(messages: Sequence[Message]) -> Iterator[ImagePart]:
+def message_media(messages: Sequence[Message]) -> Iterator[MediaPart]:
     """Yield the images of user messages and of tool results. Raise RequestError for an unsupported source."""
     for where, block in _image_blocks(messages):
-        yield ImagePart(_url(block, where), f"{where}.source")
+        yield MediaPart("image", _url(block, where), f"{where}.source")
 
 
 def refuse_images(messages: Sequence[Message]) -> None:

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from appliance.images.part import Images
+from appliance.media.part import LoadedMedia
 from appliance.observability.log import Subject
 from appliance.server.anthropic.blocks import Blocks, Thoughts
-from appliance.server.anthropic.content import message_images, refuse_images
+from appliance.server.anthropic.content import message_media, refuse_images
 from appliance.server.anthropic.request import chat_request, conversation, own_name, renamed
 from appliance.server.chat.chat_prompt import plan_chat
 from appliance.server.chat.conversation import render, tokenize
@@ -23,7 +23,7 @@ from appliance.server.chat.window import check_text
 from appliance.server.errors.anthropic import REQUEST_ID, message_error
 from appliance.server.errors.api import Unavailable, is_unexpected
 from appliance.server.http.body import json_body, read_body
-from appliance.server.http.images import load_images, with_images
+from appliance.server.http.media import load_media, with_media
 from appliance.server.http.pipeline import admit, log_request, receive_durable, respond, route_durable
 from appliance.server.http.reply import Reply
 from appliance.server.http.service import Service, service_of
@@ -168,7 +168,7 @@ class MessageReply(Reply[list[dict[str, Any]]]):
 
 def plan_message(body: MessagesRequest, served: Served) -> ChatPlan:
     """Return the parsed request. Raise RequestError with the field names of the Messages API."""
-    if served.text.images is None:
+    if served.text.media is None:
         refuse_images(body.messages)
     chat = chat_request(body)
     try:
@@ -180,7 +180,7 @@ def plan_message(body: MessagesRequest, served: Served) -> ChatPlan:
 
 async def create_message(service: Service, request: Request, body: MessagesRequest) -> Response:
     call = receive_durable(service, request, body, body.model, "messages")
-    call = await with_images(call, message_images(body.messages))
+    call = await with_media(call, message_media(body.messages))
     plan = await asyncio.to_thread(plan_message, body, call.context)
     await admit(call, plan)
     routed = await route_durable(call, plan.submits)
@@ -189,16 +189,16 @@ async def create_message(service: Service, request: Request, body: MessagesReque
     return await respond(call, body, routed, reply, {REQUEST_ID: call.subject.request_id})
 
 
-def _counted(service: Service, body: CountRequest, images: Images) -> int:
+def _counted(service: Service, body: CountRequest, media: LoadedMedia) -> int:
     """Return the number of prompt tokens that the same conversation would have."""
     text = service.text
-    if text.images is None:
+    if text.media is None:
         refuse_images(body.messages)
     chat = conversation(body)
     try:
         rendered = render(chat, text, service.config, {})
         check_text(rendered.text, text.tokenizer, service.config)
-        return len(tokenize(chat, rendered, text, images).ids)
+        return len(tokenize(chat, rendered, text, media).ids)
     except RequestError as error:
         raise renamed(error) from error
 
@@ -215,7 +215,7 @@ async def count_tokens(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, CountRequest)
     service.model_name(body.model)
-    images = await load_images(request, message_images(body.messages))
-    count = await asyncio.to_thread(_counted, service, body, images)
+    media = await load_media(request, message_media(body.messages))
+    count = await asyncio.to_thread(_counted, service, body, media)
     headers = {REQUEST_ID: request.state.request_id}
     return Response(orjson.dumps({"input_tokens": count}), headers=headers, media_type="application/json")

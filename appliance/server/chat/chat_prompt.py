@@ -79,7 +79,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         limit = None  # the grammar does not allow reasoning
     short = body.max_completion_tokens is not None
     tokens = body.max_completion_tokens if short else body.max_tokens
-    tokenized = tokenize(body, rendered, text, served.images)
+    tokenized = tokenize(body, rendered, text, served.media)
     options = PromptOptions(
         tokens=config.sampling.max_tokens if tokens is None else tokens,
         tokens_param="max_completion_tokens" if short else "max_tokens",

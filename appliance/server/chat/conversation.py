@@ -1,5 +1,6 @@
 """Rendering of conversations (Chat, Messages and Responses) to prompt text with the model's chat template."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -7,15 +8,17 @@ from typing import Any
 from appliance.chat_templates.renderers import Renderers
 from appliance.chat_templates.template import ChatTemplate, TemplateError
 from appliance.config.gateway import GatewayConfig
-from appliance.images.part import Images
+from appliance.media.part import LoadedMedia
 from appliance.output_formats.declaration import OutputFormat
 from appliance.output_formats.formats import AUTO, PLAIN, chosen, recognise
 from appliance.server.chat.encoder_input import NO_CONVERSATIONS
 from appliance.server.chat.functions import function_tools, offered
-from appliance.server.chat.images import ImageText, expanded
+from appliance.server.chat.media import MediaText, chat_media, expanded
 from appliance.server.chat.messages import template_messages
 from appliance.server.schema.chat import ChatRequest, Conversation
 from engine.api.errors import RequestError
+from engine.api.media import Modality
+from engine.media.processed import Known
 from engine.media.prompt import Expanded
 from engine.text import Tokenizer
 
@@ -29,8 +32,13 @@ class Text:
     format: str = AUTO  # name of the output format, or auto
     model_type: str = ""  # model type in config.json
     renderers: Renderers = field(default_factory=Renderers, compare=False, repr=False)
-    images: ImageText | None = None
-    """Set if the model accepts images."""
+    media: MediaText | None = None
+    """Set if the model accepts media."""
+
+    @property
+    def known_media(self) -> Mapping[Modality, Known]:
+        """Tokens of the modalities that the model accepts."""
+        return {} if self.media is None else self.media.known
 
     @cached_property
     def output_format(self) -> OutputFormat:
@@ -63,10 +71,7 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
             "endpoints.trust_request_chat_template enables it.",
             "chat_template",
         )
-    for name in ("media_io_kwargs", "mm_processor_kwargs"):
-        if getattr(body, name) is not None:
-            reason = "the model accepts only text" if text.images is None else "leave it out"
-            raise RequestError(f"{name} is not supported; {reason}.", name)
+    _check_options(body, text)
     if body.continue_final_message and body.add_generation_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt cannot be combined. Leave one out.",
@@ -83,7 +88,7 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
         )
     opens = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
     calls = text.output_format.calls
-    messages = template_messages(body.messages, template.text(), calls.ids if calls else "", text.images)
+    messages = template_messages(body.messages, template.text(), calls.ids if calls else "", text.media)
     try:
         rendered = template.render(
             messages,
@@ -99,6 +104,15 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
             raise RequestError(f"{error} (The request has {param[1]}.)", param[0]) from error
         raise
     return Rendered(rendered, body.continue_final_message, opens)
+
+
+def _check_options(body: Conversation, text: Text) -> None:
+    """Raise RequestError for options of media that have no effect."""
+    for name in ("media_io_kwargs", "mm_processor_kwargs"):
+        if getattr(body, name) is not None and text.media is None:
+            raise RequestError(f"{name} is not supported; the model accepts only text.", name)
+    if body.media_io_kwargs is not None:
+        raise RequestError("media_io_kwargs is not supported; use mm_processor_kwargs.", "media_io_kwargs")
 
 
 def _unusual(body: Conversation) -> tuple[str, str] | None:
@@ -126,8 +140,9 @@ def shown_tools(body: Conversation) -> list[dict[str, Any]] | None:
     return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
 
 
-def tokenize(body: Conversation, rendered: Rendered, text: Text, images: Images | None) -> Expanded:
-    """Return the prompt ids of a rendered conversation and its images, as in `Served.images`."""
-    if text.images is None or images is None:
+def tokenize(body: Conversation, rendered: Rendered, text: Text, media: LoadedMedia | None) -> Expanded:
+    """Return the prompt ids of a rendered conversation and its media, as in `Served.media`."""
+    if text.media is None or media is None:
         return Expanded(text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens), ())
-    return expanded(rendered.text, body.messages, images, text.images, text.tokenizer, body.add_special_tokens)
+    parts = list(chat_media(body.messages, text.known_media, body.mm_processor_kwargs))
+    return expanded(rendered.text, parts, media, text.known_media, text.tokenizer, body.add_special_tokens)

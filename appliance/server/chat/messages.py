@@ -12,7 +12,7 @@ from typing import Any
 
 from appliance.output_formats.declaration import Ids
 from appliance.server.chat.custom_tools import CUSTOM_INPUT
-from appliance.server.chat.images import IMAGE_PARTS, ImageText
+from appliance.server.chat.media import MediaText, part_modality
 from engine.api.errors import RequestError
 
 _MEDIA = frozenset(
@@ -32,15 +32,15 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-def part_text(part: Any, where: str, param: str = "messages") -> str:
-    """Return the text of a content part. Raise RequestError for another type of part."""
+def part_text(part: Any, where: str, param: str = "messages", reads: str = "only text") -> str:
+    """Return the text of a content part. reads: what the model accepts. Raise RequestError for another type of part."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise RequestError(f"{where}: a content part must be an object with a string in 'type'.", param)
     if kind in _MEDIA:
-        raise RequestError(f"{where}: parts of type {kind!r} are not supported; the model accepts only text.", param)
+        raise RequestError(f"{where}: parts of type {kind!r} are not supported; the model accepts {reads}.", param)
     if kind not in _TEXT_PARTS:
         known = ", ".join(_TEXT_PARTS)
         raise RequestError(f"{where}: unknown content part type {kind[:100]!r}. Allowed: {known}.", param)
@@ -58,25 +58,25 @@ def _content(content: Any, where: str) -> str | None:
     raise RequestError(f"{where} must be a string, a list of parts or null.", "messages")
 
 
-def _content_with_images(content: Any, where: str, images: ImageText) -> str | list[dict[str, str]] | None:
-    """Return the content of a message for a model that accepts images, in a form that its template accepts."""
-    if isinstance(content, list) and images.takes_parts:
-        return [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+def _content_with_media(content: Any, where: str, media: MediaText) -> str | list[dict[str, str]] | None:
+    """Return the content of a message for a model that accepts media, in a form that its template accepts."""
+    if isinstance(content, list) and media.takes_parts:
+        return [_part(part, f"{where}[{at}]", media) for at, part in enumerate(content)]
     text = _content(content, where)
-    return text if images.takes_text or text is None else [{"type": "text", "text": text}]
+    return text if media.takes_text or text is None else [{"type": "text", "text": text}]
 
 
-def _part(part: Any, where: str) -> dict[str, str]:
-    if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
-        return {"type": "image"}
-    return {"type": "text", "text": part_text(part, where)}
+def _part(part: Any, where: str, media: MediaText) -> dict[str, str]:
+    if (kind := media.modality(part)) is not None:
+        return {"type": kind}
+    return {"type": "text", "text": part_text(part, where, reads=media.reads)}
 
 
 def spoken_text(message: dict[str, Any]) -> str:
-    """Return the text of a message without its images."""
+    """Return the text of a message without its media."""
     content = message.get("content")
     if isinstance(content, list):
-        content = [part for part in content if not (isinstance(part, dict) and part.get("type") in IMAGE_PARTS)]
+        content = [part for part in content if part_modality(part) is None]
     return _content(content, "messages[-1].content") or ""
 
 
@@ -126,18 +126,18 @@ def _with_tool_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def template_messages(
-    messages: list[dict[str, Any]], template: str, ids: Ids = "", images: ImageText | None = None
+    messages: list[dict[str, Any]], template: str, ids: Ids = "", media: MediaText | None = None
 ) -> list[dict[str, Any]]:
     """Return copies of the messages in the form of Hugging Face templates.
 
     A developer role becomes system unless `template` mentions it. Call IDs are converted to `ids`, the format of the
-    model family. Images become parts of type image if the model accepts `images`. Raise RequestError that names an
-    invalid message.
+    model family. Media become parts of type image, video or audio if the model accepts them. Raise RequestError that
+    names an invalid message.
     """
     if not messages:
         raise RequestError("messages must not be empty.", "messages")
     given = _with_tool_messages(messages)
-    found = [_message(message, f"messages[{at}]", template, images) for at, message in enumerate(given)]
+    found = [_message(message, f"messages[{at}]", template, media) for at, message in enumerate(given)]
     return _with_ids(found, ids) if ids else found
 
 
@@ -170,7 +170,7 @@ def _with_ids(messages: list[dict[str, Any]], ids: Ids) -> list[dict[str, Any]]:
     return messages
 
 
-def _message(message: dict[str, Any], where: str, template: str, images: ImageText | None) -> dict[str, Any]:
+def _message(message: dict[str, Any], where: str, template: str, media: MediaText | None) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(f"{where}: role must be a non-empty string.", "messages")
@@ -178,7 +178,7 @@ def _message(message: dict[str, Any], where: str, template: str, images: ImageTe
     if role == "developer" and "developer" not in template:
         result["role"] = "system"
     given, place = message.get("content"), f"{where}.content"
-    content = _content(given, place) if images is None else _content_with_images(given, place, images)
+    content = _content(given, place) if media is None else _content_with_media(given, place, media)
     if content is not None:
         result["content"] = content
     calls = message.get("tool_calls")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from appliance.config.gateway import GatewayConfig
-from appliance.images.part import Images
+from appliance.media.part import LoadedMedia
 from appliance.output_formats.declaration import OutputFormat
 from appliance.output_formats.formats import PLAIN
 from appliance.server.chat.conversation import Text
@@ -30,8 +30,8 @@ class Served:
     may_hurry: bool = True
     """The API key may use a priority below 0."""
     adapter: str = ""  # LoRA adapter that the request names as its model
-    images: Images | None = field(default_factory=dict)
-    """Images of the request. None: placeholders of images are not expanded, because the prompt is replaced."""
+    media: LoadedMedia | None = field(default_factory=dict)
+    """Media of the request. None: placeholders of media are not expanded, because the prompt is replaced."""
 
     def resolved_priority(self, given: int) -> int:
         """Return the priority of the body or of the headers. Raise RequestError if the API key may not use it."""

@@ -71,7 +71,7 @@ def build_prompt(ids: list[int], body: GenerationRequest, options: PromptOptions
     tokens = 1 if options.scores_only else options.tokens
     kept = truncated(ids, body, tokens, tokenizer, config)
     if options.media and len(kept) != len(ids):
-        raise RequestError("A prompt with images cannot be truncated.", "truncate_prompt_tokens")
+        raise RequestError("A prompt with images, videos or audio cannot be truncated.", "truncate_prompt_tokens")
     ids = kept
     check_ids(ids, config)
     if config.encoder is None:
@@ -113,8 +113,8 @@ def _check_media(media: tuple[MediaItem, ...], n: int) -> None:
     size = sum(len(tensor.data) for item in media for tensor in item.tensors.values())
     if size * n > MAX_MEDIA:
         raise RequestError(
-            f"The images of the prompt have {size:,} bytes after resizing, for each of {n} choices; the limit is "
-            f"{MAX_MEDIA:,} together. Send fewer or smaller images, or use a smaller n.",
+            f"The media of the prompt have {size:,} bytes after processing, for each of {n} choices; the limit is "
+            f"{MAX_MEDIA:,} together. Send fewer or smaller items, or use a smaller n.",
             "n" if n > 1 else "messages",
         )
 

@@ -4,7 +4,7 @@ from appliance.chat_templates.renderers import Renderers
 from appliance.chat_templates.template import ChatTemplate, load_template
 from appliance.config.gateway import GatewayConfig
 from appliance.server.chat.conversation import Text
-from appliance.server.chat.images import ImageText, image_text
+from appliance.server.chat.media import MediaText, media_text
 from engine.text import Tokenizer
 
 __all__ = ["Text", "load_text"]
@@ -18,15 +18,15 @@ def load_text(config: GatewayConfig) -> Text:
     tokenizer = Tokenizer(config.model)
     renderers = Renderers()
     template = load_template(tokenizer, config.chat_template, renderers)
-    images = _image_text(config, tokenizer, template) if config.images else None
-    text = Text(tokenizer, template, config.format, config.model_type, renderers, images)
+    media = _media_text(config, tokenizer, template) if config.modalities else None
+    text = Text(tokenizer, template, config.format, config.model_type, renderers, media)
     # Cached properties: computing them here prevents a large vocabulary from delaying the first reply.
     _ = tokenizer.vocabulary, tokenizer.special_ids, tokenizer.longest_piece, text.output_format
     return text
 
 
-def _image_text(config: GatewayConfig, tokenizer: Tokenizer, template: ChatTemplate | None) -> ImageText | None:
-    from engine.media.families import read_processor  # imports numpy and Pillow
+def _media_text(config: GatewayConfig, tokenizer: Tokenizer, template: ChatTemplate | None) -> MediaText:
+    from engine.media.families import read_processors  # imports numpy and Pillow
 
-    processor = read_processor(config.model)
-    return None if processor is None else image_text(processor.tokens, tokenizer, template)
+    tokens = read_processors(config.model).tokens
+    return media_text({kind: one for kind, one in tokens.items() if kind in config.modalities}, tokenizer, template)

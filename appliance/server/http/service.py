@@ -27,7 +27,7 @@ from engine.api.messages import Grammar
 
 if TYPE_CHECKING:
     from appliance.chat_templates.template import ChatTemplate
-    from appliance.images.loader import ImageLoader
+    from appliance.media.loader import MediaLoader
     from appliance.server.chat.text import Text
     from engine.text import Tokenizer
 
@@ -79,7 +79,7 @@ class Service:
         self.halted: HaltedState | None = None  # set once by the launcher, when the appliance halts
         self.started_s = time.time()
         self._text: Text | None = None
-        self.images = _image_loader(config)
+        self.media = _media_loader(config)
 
     def set_keys(self, keys: Sequence[ApiKey]) -> None:
         """Set the accepted API keys and their limits from the configuration. Without keys, every client is accepted."""
@@ -156,13 +156,14 @@ class Service:
         return self.adapter_of(requested) or self.config.names[0]
 
 
-def _image_loader(config: GatewayConfig) -> "ImageLoader | None":
-    """Return the loader of images, or None for a model that accepts only text."""
-    if not config.images:
+def _media_loader(config: GatewayConfig) -> "MediaLoader | None":
+    """Return the loader of media, or None for a model that accepts only text."""
+    if not config.modalities and config.speech is None:
         return None
-    from appliance.images.loader import ImageLoader  # needs httpx
+    from appliance.media.loader import MediaLoader  # needs httpx
 
-    return ImageLoader(config.model, config.limits.media)
+    seconds = 0.0 if config.speech is None else config.limits.max_audio_seconds
+    return MediaLoader(config.model, config.limits.media, max_audio_seconds=seconds)
 
 
 def service_of(request: Request) -> Service:

@@ -14,12 +14,12 @@ from appliance.observability.log import Subject
 from appliance.observability.spans import message_parts
 from appliance.output_formats.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText
 from appliance.server.chat.chat_prompt import plan_chat
-from appliance.server.chat.images import chat_images
+from appliance.server.chat.media import chat_media
 from appliance.server.chat.parsed import ChatPlan
 from appliance.server.chat.stream import ChatChoice, ChatPiece, ScoredToken
 from appliance.server.chat.tools import ToolUse
 from appliance.server.http.body import json_body, read_body
-from appliance.server.http.images import with_images
+from appliance.server.http.media import with_media
 from appliance.server.http.pipeline import admit, log_request, receive_durable, respond, route_durable
 from appliance.server.http.reply import finite, prompt_logprobs, token_name
 from appliance.server.http.service import Service, service_of
@@ -275,7 +275,8 @@ class ChatReply(ChunkReply):
 
 async def create_chat(service: Service, request: Request, body: ChatRequest) -> Response:
     call = receive_durable(service, request, body, body.model, "chat")
-    call = await with_images(call, chat_images(body.messages))
+    known = service.text.known_media
+    call = await with_media(call, chat_media(body.messages, known, body.mm_processor_kwargs))
     plan = await asyncio.to_thread(plan_chat, body, call.context)
     await admit(call, plan)
     routed = await route_durable(call, plan.submits)

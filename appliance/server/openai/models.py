@@ -26,6 +26,8 @@ def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
         "max_model_len": service.config.max_context,
         "permission": [],
     }
+    if modalities := _modalities(service):
+        card["input_modalities"] = modalities
     if not both:
         return card
     encoder = service.config.encoder
@@ -38,6 +40,13 @@ def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
         "max_input_tokens": service.config.max_context if encoder is None else encoder.max_input,
         "max_tokens": service.config.limits.max_output_tokens or most,
     }
+
+
+def _modalities(service: Service) -> list[str]:
+    """Return the modalities that a model reads; empty if it reads only text."""
+    if service.config.speech is not None:
+        return ["audio"]
+    return ["text", *service.config.modalities] if service.config.modalities else []
 
 
 def _wants_both(request: Request) -> bool:

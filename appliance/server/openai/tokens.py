@@ -6,13 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from appliance.images.part import Images
+from appliance.media.part import LoadedMedia
 from appliance.server.chat.conversation import render
 from appliance.server.chat.conversation import tokenize as tokenize_conversation
-from appliance.server.chat.images import chat_images
+from appliance.server.chat.media import chat_media
 from appliance.server.chat.window import check_ids, check_text
 from appliance.server.http.body import apart, json_body, parse_body, read_json
-from appliance.server.http.images import load_images
+from appliance.server.http.media import load_media
 from appliance.server.http.service import Service, service_of
 from appliance.server.schema.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 from engine.api.errors import RequestError
@@ -28,12 +28,12 @@ def _is_chat(body: bytes) -> bool:
     return isinstance(value, dict) and "messages" in value
 
 
-def _tokenized(service: Service, body: TokenizeText | TokenizeChat, images: Images) -> dict[str, Any]:
+def _tokenized(service: Service, body: TokenizeText | TokenizeChat, media: LoadedMedia) -> dict[str, Any]:
     text, config = service.text, service.config
     if isinstance(body, TokenizeChat):
         rendered = render(body, text, config, {})
         check_text(rendered.text, text.tokenizer, config)
-        ids = tokenize_conversation(body, rendered, text, images).ids
+        ids = tokenize_conversation(body, rendered, text, media).ids
     else:
         check_text(body.prompt, text.tokenizer, config)
         ids = text.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
@@ -51,8 +51,11 @@ async def tokenize(request: Request) -> dict[str, Any]:
         else await parse_body(raw, TokenizeText, service)
     )
     service.model_name(body.model)
-    images = await load_images(request, chat_images(body.messages)) if isinstance(body, TokenizeChat) else {}
-    return await asyncio.to_thread(_tokenized, service, body, images)
+    media: LoadedMedia = {}
+    if isinstance(body, TokenizeChat):
+        known = service.text.known_media
+        media = await load_media(request, chat_media(body.messages, known, body.mm_processor_kwargs))
+    return await asyncio.to_thread(_tokenized, service, body, media)
 
 
 def _detokenized(service: Service, tokens: list[int]) -> str:

@@ -41,7 +41,7 @@ DESCRIPTIONS: dict[str | tuple[str, str], str] = {
     "add_generation_prompt": "End the prompt with the beginning of a reply of the assistant.",
     "continue_final_message": "Continue the last message instead of starting a new one.",
     "media_io_kwargs": "Options for reading media; the model must read images, video or audio.",
-    "mm_processor_kwargs": "Options of the image or audio processor.",
+    "mm_processor_kwargs": "Settings of the processor of images and videos that the request replaces (docs/images.md).",
     # Sampling
     "n": "Number of replies.",
     "temperature": "Sampling temperature; 0 takes the most likely token.",

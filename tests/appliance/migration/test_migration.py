@@ -103,7 +103,7 @@ HUB = "model.source.huggingface.repo"
             "--allowed-media-domains a.example.com b.example.com --mm-processor-cache-gb 0.5",
             {
                 **{"model.source.path": "/m/vl", "model.names": ["/m/vl"], "endpoints.compat": "vllm"},
-                **{"limits.media.images": 4, "limits.media.folders": ["/images"]},
+                **{"limits.media.images": 4, "limits.media.videos": 0, "limits.media.folders": ["/images"]},
                 **{"limits.media.hosts": ["a.example.com", "b.example.com"], "limits.media.cache": "536870912B"},
             },
         ),

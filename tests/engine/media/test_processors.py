@@ -12,8 +12,8 @@ from PIL import Image
 from engine.api.errors import CheckpointError
 from engine.api.media import MediaItem
 from engine.media.decode import decode
-from engine.media.families import read_processor
-from engine.media.processed import ImageError, Processed
+from engine.media.families import read_processors
+from engine.media.processed import Known, MediaError, Processed, Tokens
 from engine.media.processor import Processor, process
 from engine.media.prompt import MediaPromptError, expand
 from tests.engine.media.families import FAMILIES, own_tokenizer, reference, reference_ids, write
@@ -35,7 +35,7 @@ def file_of(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
 
 
 def processor_of(folder: Path) -> Processor:
-    found = read_processor(folder)
+    found = read_processors(folder).image
     assert found is not None
     return found
 
@@ -77,7 +77,7 @@ def test_tensors_and_prompt_equal_transformers(family: str, folder: Path, size: 
     prompt = "user\n" + FAMILIES[family].placeholder + "\nWhat is this?"
     image_id = tokenizer.convert_tokens_to_ids(processor.tokens.image)
     assert image_id is not None
-    expanded = expand(prompt, [found], processor.tokens, tokenizer.encode, image_id)
+    expanded = expand(prompt, [found], {"image": Known(processor.tokens, image_id)}, tokenizer.encode)
     assert expanded.ids == reference_ids(folder, prompt.replace(FAMILIES[family].placeholder, text))
     (item,) = expanded.media
     at_spans = [at for first, count in item.spans for at in range(first, first + count)]
@@ -124,7 +124,7 @@ def test_extreme_aspect_ratios_are_refused(family: str, folder: Path) -> None:
     """An image of 1 x 60,000 pixels gives an error or a small result, not an image of gigabytes."""
     try:
         found = process(processor_of(folder), Image.new("RGB", (60_000, 1)))
-    except ImageError as error:
+    except MediaError as error:
         assert "aspect ratio" in str(error)
     else:
         assert found.size < 1 << 24
@@ -149,7 +149,7 @@ class TestPrompt:
     def expanded(self, parts: Any, text: str, count: int) -> tuple[list[int], tuple[MediaItem, ...]]:
         processor, tokenizer, *images = parts
         image_id = tokenizer.convert_tokens_to_ids(processor.tokens.image)
-        found = expand(text, images[:count], processor.tokens, tokenizer.encode, image_id)
+        found = expand(text, images[:count], {"image": Known(processor.tokens, image_id)}, tokenizer.encode)
         return found.ids, found.media
 
     def test_images_keep_their_order(self, parts: Any) -> None:
@@ -176,12 +176,27 @@ class TestPrompt:
             self.expanded(parts, text, count)
 
 
+def test_the_order_of_kinds_in_a_prompt_is_that_of_the_items() -> None:
+    """A template that moves videos before images would give an image the tokens of a video."""
+    known = {kind: Known(Tokens(f"<{kind}>", f"<{kind}>"), number) for number, kind in enumerate(("image", "video"))}
+    items = [Processed(b"1", "<image>", (2,), {}), Processed(b"2", "<video>", (3,), {}, "video", "video")]
+
+    def encode(text: str) -> list[int]:
+        return [{"<image>": 0, "<video>": 1}.get(word, 9) for word in text.split()]
+
+    found = expand("a <image> b <video> c", items, known, encode)
+    assert found.ids == [9, 0, 0, 9, 1, 1, 1, 9]
+    assert [item.spans for item in found.media] == [((1, 2),), ((4, 3),)]
+    with pytest.raises(MediaPromptError, match="order"):
+        expand("a <video> b <image> c", items, known, encode)
+
+
 def test_checkpoint_without_image_processor_has_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llava"}')
-    assert read_processor(tmp_path) is None
+    assert read_processors(tmp_path).image is None
     (tmp_path / "preprocessor_config.json").write_text('{"size": 224}')
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert read_processor(tmp_path) is None
+    assert read_processors(tmp_path).image is None
 
 
 @pytest.mark.parametrize(
@@ -191,5 +206,5 @@ def test_invalid_settings_are_named(settings: dict[str, Any], tmp_path: Path) ->
     write("llava", tmp_path)
     path = tmp_path / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    with pytest.raises(CheckpointError, match="image processor"):
-        read_processor(tmp_path)
+    with pytest.raises(CheckpointError, match="processor's settings"):
+        read_processors(tmp_path)

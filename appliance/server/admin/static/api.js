@@ -3,6 +3,7 @@
 export const ROUTES = {
   chat: "v1/chat/completions",
   models: "v1/models",
+  transcribe: "v1/audio/transcriptions",
   ready: "ready",
   metrics: "metrics",
   load: "load",
@@ -49,6 +50,14 @@ export function cut(buffer) {
     if (line) records.push(line === "data: [DONE]" ? null : JSON.parse(line.slice(6)));
   }
   return { records, rest };
+}
+
+// The text of a recording.
+export async function transcribe(file, model, signal) {
+  const body = new FormData();
+  body.append("file", file, file.name);
+  body.append("model", model);
+  return (await send(ROUTES.transcribe, { method: "POST", body, signal })).json();
 }
 
 // Streams a chat; `take` gets each record. Raises Refused, also for an error inside the stream.

@@ -1,6 +1,7 @@
 // The playground: a conversation, its knobs, and the same request as a command.
 
-import { key, Refused, ROUTES, stream } from "./api.js";
+import { key, Refused, ROUTES, stream, transcribe } from "./api.js";
+import { attachments, contentOf, preview, setAttachments, setModalities, start as startAttachments } from "./attachments.js";
 import { $, copyButton, el } from "./dom.js";
 import { markdown } from "./markdown.js";
 import { count, seconds } from "./numbers.js";
@@ -12,10 +13,13 @@ const EXAMPLES = ["What is 17 + 25?", "Reverse the list: red, green, blue", "Wha
 
 const messages = [];
 let model = "";
+let transcribes = false; // a speech model, which only transcribes audio
 let running = null;
 
-export function setModel(name) {
+export function setModel(name, modalities) {
   model = name;
+  transcribes = modalities.length > 0 && !modalities.includes("text");
+  setModalities(modalities);
   showCurl();
 }
 
@@ -26,7 +30,9 @@ function showCurl() {
   $("schema-field").hidden = form.format !== "json_schema";
   $("regex-field").hidden = form.format !== "regex";
   const draft = $("prompt").value.trim();
-  const told = draft || !messages.length ? [...messages, { role: "user", content: draft || "Hello" }] : messages;
+  const items = attachments();
+  const content = contentOf(draft || (items.length ? "" : "Hello"), items);
+  const told = draft || items.length || !messages.length ? [...messages, { role: "user", content }] : messages;
   try {
     $("curl").textContent = curlOf(bodyOf(form, told, model), new URL(ROUTES.chat, document.baseURI).href, Boolean(key()));
     mark(null);
@@ -72,7 +78,7 @@ function rewind(turn) {
 
 function bubble(role, ...content) {
   const names = { user: "You", assistant: "Model", tool: "Tool result" };
-  return el("article", { class: `turn ${role}` }, el("h2", { class: "who" }, names[role]), ...content);
+  return el("article", { class: `turn ${role}` }, el("h2", { class: "who" }, names[role]), ...content.filter(Boolean));
 }
 
 // The parts of a reply that grow; each is made once, so that what the reader opened stays open.
@@ -130,6 +136,7 @@ function edit(turn) {
   if (running) return;
   rewind(turn);
   $("prompt").value = turn.text;
+  setAttachments(turn.items);
   grow();
   $("prompt").focus();
 }
@@ -177,7 +184,7 @@ async function ask() {
 // What there is of a reply that was stopped or failed stays part of the conversation; of nothing nothing stays.
 function ended(error, reply) {
   if (reply.content || reply.reasoning) messages.push({ role: "assistant", content: reply.content });
-  else if (messages[messages.length - 1]?.role === "user") $("prompt").value ||= messages.pop().content;
+  else if (messages[messages.length - 1]?.role === "user") $("prompt").value ||= textOf(messages.pop().content);
   grow();
   if (error.name === "AbortError") reply.finish ||= "stopped";
   else failed(error);
@@ -213,13 +220,36 @@ function busy(is) {
   $("stop").hidden = !is;
 }
 
+const textOf = (content) => (Array.isArray(content) ? content.find((part) => part.type === "text")?.text || "" : content);
+
+// A speech model has no conversation: each recording becomes a text.
+async function write(items) {
+  running = new AbortController();
+  busy(true);
+  for (const item of items) {
+    add(bubble("user", el("div", { class: "sent" }, preview(item))));
+    try {
+      const { text } = await transcribe(item.file, model, running.signal);
+      add(bubble("assistant", el("div", { class: "content" }, text)));
+      $("announce").textContent = text;
+    } catch (error) {
+      if (error.name !== "AbortError") failed(error);
+    }
+  }
+  running = null;
+  busy(false);
+}
+
 function say(text) {
-  if (running || !text.trim()) return;
+  const items = attachments();
+  if (running || (!text.trim() && !items.length)) return;
+  setAttachments([]);
+  if (transcribes) return void write(items);
   document.querySelector("form.results")?.remove();
   dropUnanswered();
-  const turn = { text, index: messages.push({ role: "user", content: text }) - 1 };
+  const turn = { text, items, index: messages.push({ role: "user", content: contentOf(text, items) }) - 1 };
   const tools = el("footer", { class: "facts" }, el("button", { type: "button", class: "link edit", onclick: () => edit(turn) }, "edit"));
-  turn.node = add(bubble("user", el("p", { class: "prose" }, text), tools));
+  turn.node = add(bubble("user", items.length && el("div", { class: "sent" }, ...items.map(preview)), el("p", { class: "prose" }, text), tools));
   $("prompt").value = "";
   grow();
   ask();
@@ -266,6 +296,7 @@ export function start() {
   $("settings").addEventListener("submit", (event) => event.preventDefault());
   $("tools-example").addEventListener("click", insertTools);
   $("curl-box").append(copyButton(() => $("curl").textContent, "Copy the command"));
+  startAttachments(showCurl);
   showCurl();
 }
 

@@ -52,7 +52,7 @@ async function findModel() {
     $("model").textContent = data[0].id;
     $("model").title = `context length: ${data[0].max_model_len} tokens`;
     document.title = `${data[0].id} – Slipway`;
-    setModel(data[0].id);
+    setModel(data[0].id, data[0].input_modalities || []);
     notice(null);
   } catch (error) {
     notice(error);

@@ -62,9 +62,10 @@ export function bodyOf(settings, messages, model) {
   return { ...body, stream: true, stream_options: { include_usage: true } };
 }
 
-// The key itself is never shown: the command reads it from a variable.
+// The key itself is never shown: the command reads it from a variable. Data URLs are cut.
 export function curlOf(body, url, hasKey) {
-  const quoted = JSON.stringify(body, null, 1).replaceAll("'", "'\\''");
+  const short = (name, value) => (typeof value === "string" ? value.replace(/^(data:[^,]{0,80},[^]{24})[^]+$/, "$1…") : value);
+  const quoted = JSON.stringify(body, short, 1).replaceAll("'", "'\\''");
   const guard = hasKey ? ' \\\n  -H "authorization: Bearer $SLIPWAY_KEY"' : "";
   return `curl -N ${url} \\\n  -H 'content-type: application/json'${guard} \\\n  -d '${quoted}'`;
 }

@@ -146,7 +146,7 @@ def _text_fields(body: PromptRequest) -> dict[str, Any]:
 def chat_request(body: PromptRequest, items: Sequence[Any], served: Served) -> ChatRequest:
     """Return a chat request with all `items` as its conversation, after the instructions. Raise RequestError."""
     _check(body)
-    if served.text.images is None:
+    if served.text.media is None:
         refuse_images(items)
     messages = messages_of(items, served.text.output_format.reasoning)
     if body.instructions is not None:

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from appliance.images.part import ImagePart
+from appliance.media.part import MediaPart
 from appliance.output_formats.declaration import Reasoning
-from appliance.server.chat.images import image_part
+from appliance.server.chat.media import media_part
 from engine.api.errors import RequestError
 
 Item = dict[str, Any]
@@ -42,7 +42,7 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
 
 def _part(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, dict) and part.get("type") == IMAGE:
-        return {"type": "image_url", "image_url": {"url": image_part(part, where).url}}
+        return {"type": "image_url", "image_url": {"url": media_part(part, where).url}}
     return {"type": "text", "text": _text(part, where)}
 
 
@@ -174,10 +174,10 @@ class Turns:
         return self._turn
 
 
-def item_images(items: Sequence[Any]) -> Iterator[ImagePart]:
+def item_media(items: Sequence[Any]) -> Iterator[MediaPart]:
     """Yield the images of items. Raise RequestError for an unsupported source."""
     for part, where in _image_parts(items):
-        yield image_part(part, where)
+        yield media_part(part, where)
 
 
 def refuse_images(items: Sequence[Any]) -> None:

@@ -19,14 +19,14 @@ from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.durable import RETRY_AFTER_S
 from appliance.server.http.headers import load_header, placement
 from appliance.server.http.idempotency import KEY, LAST, REPLAYED, content_digest, digest, read_key
-from appliance.server.http.images import with_images
+from appliance.server.http.media import with_media
 from appliance.server.http.pipeline import Call, admit, log_request, new_call, trace_call
 from appliance.server.http.service import Service, service_of
 from appliance.server.http.sse import EventStream
 from appliance.server.openai.responses.items import NO_STORE, context, own_items
 from appliance.server.openai.responses.reply import PREFIX, ParsedResponse, ResponseReply
 from appliance.server.openai.responses.request import plan_response
-from appliance.server.openai.responses.request_items import item_images
+from appliance.server.openai.responses.request_items import item_media
 from appliance.server.openai.responses.store import InvalidRequest, ResponseStore, Stored
 from appliance.server.openai.responses.stream import DirectResponse, ResponseOutput, closed, listed, records, whole
 from appliance.server.reply_store.records import Identity
@@ -91,7 +91,7 @@ def _identity(
 
 async def _planned(call: Call, parsed: ParsedResponse) -> ChatPlan:
     try:
-        call = await with_images(call, item_images(parsed.items))
+        call = await with_media(call, item_media(parsed.items))
         plan = await asyncio.to_thread(plan_response, parsed.body, parsed.items, call.context)
         await admit(call, plan)
         return plan

@@ -215,7 +215,7 @@ class ResponseStore:
             owner=parsed.owner,
             share=service.share(parsed.owner),
             adapter=service.adapter_of(parsed.body.model),
-            images=None,
+            media=None,
         )
         plan = await asyncio.to_thread(plan_response, parsed.body, parsed.items, served)
         return with_prompt(plan, stored.entry.opened.submits[0].prompt)

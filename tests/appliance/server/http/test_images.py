@@ -10,7 +10,7 @@ import httpx
 import httpx2
 import pytest
 
-from engine.media.families import read_processor
+from engine.media.families import read_processors
 from engine.media.processor import process
 from tests.appliance.server.http.image_models import EXPANDED, MODELS, data_url, picture, png, write
 
@@ -29,12 +29,12 @@ def make(make_gateway: Callable[..., Any], models: dict[str, Path]) -> Iterator[
     made = []
 
     def build(name: str = "qwen2_vl", **fields: Any) -> Any:
-        made.append(make_gateway(**{"model": str(models[name]), "images": True, **fields}))
+        made.append(make_gateway(**{"model": str(models[name]), "modalities": ("image",), **fields}))
         return made[-1].says("a cat")
 
     yield build
     for gateway in made:
-        gateway.service.images.close()
+        gateway.service.media.close()
 
 
 def part(url: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_chat_expands_images_and_sends_them_to_the_engine(make: Callable[..., An
     (image_id,) = gateway.ids(IMAGE_ID[name])
     at = [place for place, token in enumerate(submit.prompt) if token == image_id]
     assert [place for first, count in item.spans for place in range(first, first + count)] == at
-    processor = read_processor(models[name])
+    processor = read_processors(models[name]).image
     assert processor is not None
     expected = process(processor, picture())
     assert (item.modality, item.digest, item.tensors) == ("image", expected.digest, expected.tensors)
@@ -88,7 +88,7 @@ def test_images_of_several_messages_keep_their_order(make: Callable[..., Any]) -
     first, second, third = gateway.submits[0].media
     assert first.digest == third.digest != second.digest
     assert first.spans < second.spans < third.spans
-    assert gateway.service.images.processed == 2
+    assert gateway.service.media.processed == 2
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -104,11 +104,11 @@ def test_a_repeated_image_is_processed_once(make: Callable[..., Any]) -> None:
     gateway = make()
     for _ in range(3):
         assert gateway.post(PATH, asked(part(ONE), part(ONE)))[0] == 200
-    assert gateway.service.images.processed == 1
+    assert gateway.service.media.processed == 1
     small = make(**{"limits.media.cache": 1000})
     for _ in range(2):
         assert small.post(PATH, asked(part(ONE)))[0] == 200
-    assert small.service.images.processed == 2
+    assert small.service.media.processed == 2
 
 
 def test_tokenize_counts_image_tokens(make: Callable[..., Any]) -> None:
@@ -191,7 +191,7 @@ def test_images_of_tool_results_follow_in_a_user_message(make: Callable[..., Any
         ("data:image/png;base64,AAAA", "not an image"),
         ("data:image/png;base64,!!!!", "not valid base64"),
         ("data:image/png,abc", "a data URL must have the form"),
-        ("https://example.com/a.png", "does not fetch image URLs"),
+        ("https://example.com/a.png", "does not fetch URLs"),
         ("http://example.com/a.png", "must begin with"),
         ("file:///etc/passwd", "file URLs are not allowed"),
         ("ftp://example.com/a.png", "must begin with"),

@@ -114,7 +114,7 @@ def test_routes_called_by_the_page_exist(live: LiveGateway) -> None:
     paths = {
         "/" + re.sub(r"\$\{.*?\}", "x", path) for path in re.findall(r'["`]([\w/${}().]+)(?:\?[\w=]+)?["`]', block[1])
     }
-    assert len(paths) == 8
+    assert len(paths) == 9
     served = [route.path_regex for router in routers(live.service) for route in router.routes]
     assert not [path for path in paths if not any(regex.match(path) for regex in served)]
     assert not [name for name, text in SCRIPTS.items() if name != "api.js" and "fetch(" in text]

@@ -1,4 +1,4 @@
-"""Sources of image files: data URLs, https URLs of allowed hosts, and files in allowed folders.
+"""Sources of media files: data URLs, https URLs of allowed hosts, and files in allowed folders.
 
 A URL of a client must not make the gateway reach other services (server-side request forgery). So only https URLs of
 the hosts in `limits.media.hosts` are fetched. The host's address is resolved once and checked: every address must be
@@ -31,11 +31,11 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class SourceError(Exception):
-    """The image cannot be read. The message is meant for the client and has no end mark."""
+    """The file cannot be read. The message is meant for the client and has no end mark."""
 
 
 class Sources:
-    """Reads image files. `resolve` and `context` (of TLS) have the defaults of the system."""
+    """Reads files of images, videos and audio. `resolve` and `context` (of TLS) have the defaults of the system."""
 
     def __init__(
         self,
@@ -49,27 +49,29 @@ class Sources:
         self._context = context
         self._is_allowed = is_allowed or is_public
 
-    async def read(self, url: str) -> bytes:
-        """Return the bytes of an image file. Raise SourceError."""
+    async def read(self, url: str) -> tuple[bytes, ...]:
+        """Return the bytes of a file, or of the frames of a video. Raise SourceError."""
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
             return self._data(url)
         if len(url) > MAX_URL:
             raise SourceError(f"the URL has {len(url)} characters; the limit is {MAX_URL}")
         if scheme == "file":
-            return await asyncio.to_thread(self._file, url)
+            return (await asyncio.to_thread(self._file, url),)
         if scheme == "https":
-            return await self._fetched(url)
+            return (await self._fetched(url),)
         raise SourceError("the URL must begin with data:, https: or file:")
 
-    def _data(self, url: str) -> bytes:
+    def _data(self, url: str) -> tuple[bytes, ...]:
         head, comma, text = url.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise SourceError("a data URL must have the form data:image/png;base64,…")
         if len(text) > self._limits.max_bytes // 3 * 4 + 8:
             raise SourceError(f"the file is larger than {self._limits.max_bytes:,} bytes (limits.media.max_bytes)")
+        # The frames of a video are image files in one URL, as in vLLM: data:video/jpeg;base64,FRAME,FRAME,…
+        texts = text.split(",") if head.lower().startswith("data:video/") else [text]
         try:
-            return base64.b64decode(unquote(text) if "%" in text else text, validate=True)
+            return tuple(base64.b64decode(unquote(one) if "%" in one else one, validate=True) for one in texts)
         except (binascii.Error, ValueError):
             raise SourceError("the data URL is not valid base64") from None
 
@@ -100,9 +102,7 @@ class Sources:
 
     async def _fetched(self, url: str) -> bytes:
         if not self._limits.hosts:
-            raise SourceError(
-                "the server does not fetch image URLs (limits.media.hosts). Send the image as a data: URL"
-            )
+            raise SourceError("the server does not fetch URLs (limits.media.hosts). Send the file as a data: URL")
         try:
             async with asyncio.timeout(self._limits.time):
                 for _ in range(MAX_REDIRECTS + 1):
@@ -111,9 +111,9 @@ class Sources:
                         return found
                     url = found
         except TimeoutError:
-            raise SourceError(f"the image was not received within {self._limits.time:g} s") from None
+            raise SourceError(f"the file was not received within {self._limits.time:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ssl.SSLError) as error:
-            raise SourceError(f"the image cannot be fetched ({type(error).__name__})") from None
+            raise SourceError(f"the file cannot be fetched ({type(error).__name__})") from None
         raise SourceError(f"the URL has more than {MAX_REDIRECTS} redirects")
 
     async def _get(self, url: str) -> bytes | str:
@@ -123,7 +123,7 @@ class Sources:
         target = parsed.copy_with(host=address)
         headers = {
             "Host": host if port == 443 else f"{host}:{port}",
-            "Accept": "image/*",
+            "Accept": "image/*, video/*, audio/*",
             "Accept-Encoding": "identity",  # a compressed body can be a bomb
             "User-Agent": "slipway",
         }
@@ -137,7 +137,7 @@ class Sources:
             if reply.is_redirect:
                 return str(parsed.join(reply.headers["location"]))
             if reply.status_code != 200:
-                raise SourceError(f"the image cannot be fetched: the host replied with status {reply.status_code}")
+                raise SourceError(f"the file cannot be fetched: the host replied with status {reply.status_code}")
             return await self._body(reply)
 
     async def _body(self, reply: httpx.Response) -> bytes:
@@ -164,7 +164,7 @@ class Sources:
         if parsed.userinfo:
             raise SourceError("the URL must not contain a user name or password")
         if not any(_matches(host, allowed) for allowed in self._limits.hosts):
-            raise SourceError(f"images of the host {host[:200]!r} are not fetched (limits.media.hosts)")
+            raise SourceError(f"files of the host {host[:200]!r} are not fetched (limits.media.hosts)")
         port = 443 if parsed.port is None else parsed.port
         if not 0 < port < 65536:
             raise SourceError("the URL is invalid: its port must be from 1 to 65535")

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from appliance.config.sections.limits import Media
-from appliance.images.sources import SourceError, Sources, is_public
+from appliance.media.sources import SourceError, Sources, is_public
 
 NAMES = ("images.example.com", "other.example.com", "a.example.org")
 BODY = b"x" * 1000
@@ -122,7 +122,7 @@ class World:
     def read(self, url: str, **limits: Any) -> bytes:
         given = {"hosts": ("images.example.com", "*.example.org"), "max_bytes": 2000, **limits}
         sources = Sources(Media(**given), self._resolve, self.context, lambda one: one == "127.0.0.1" or is_public(one))
-        return asyncio.run(sources.read(url.replace("PORT", str(self.port))))
+        return asyncio.run(sources.read(url.replace("PORT", str(self.port))))[0]
 
     async def _resolve(self, name: str, port: int) -> Sequence[str]:
         self.asked.append(name)
@@ -255,7 +255,7 @@ class TestFiles:
         (tmp_path / "into").symlink_to(tmp_path / "allowed")
         os.mkfifo(tmp_path / "allowed" / "pipe")
         sources = Sources(Media(folders=(str(tmp_path / "allowed"),), max_bytes=2000))
-        return lambda path: asyncio.run(sources.read(f"file://{tmp_path}/{path}"))
+        return lambda path: asyncio.run(sources.read(f"file://{tmp_path}/{path}"))[0]
 
     @pytest.mark.parametrize(
         "path", ["allowed/inner/a%20b.png", "into/inner/a b.png", "allowed/../allowed/inner/a b.png"]
@@ -291,7 +291,7 @@ def test_data_urls_have_a_limit(size: int, fits: bool) -> None:
     url = "data:image/png;base64," + base64.b64encode(b"x" * size).decode()
     sources = Sources(Media(max_bytes=2000))
     if fits:
-        assert len(asyncio.run(sources.read(url))) == size
+        assert len(asyncio.run(sources.read(url))[0]) == size
     else:
         with pytest.raises(SourceError, match="larger"):
             asyncio.run(sources.read(url))

@@ -1,0 +1,27 @@
+"""Messages to media_process.py."""
+
+from typing import Literal
+
+import msgspec
+
+
+class JobLimits(msgspec.Struct, frozen=True):
+    """Limits of every item, from `limits.media`."""
+
+    max_bytes: int
+    max_pixels: int
+    frames: int
+    seconds: float
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Files of one item."""
+
+    kind: Literal["image", "video", "audio", "samples"]
+    """samples: audio for speech recognition, which is only decoded."""
+    files: tuple[bytes, ...]
+    """One file; of a video, also its frames as image files."""
+    options: str = ""
+    """Settings of the processor that the request replaces, as JSON."""
+    seconds: float = 0.0
+    """Duration of the longest recording, for samples."""

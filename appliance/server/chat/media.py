@@ -1,0 +1,132 @@
+"""Images, videos and audio in conversations: content parts, and placeholders in the rendered prompt."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from appliance.chat_templates.template import ChatTemplate, TemplateError
+from appliance.media.part import LoadedMedia, MediaPart
+from engine.api.errors import CheckpointError, RequestError
+from engine.api.media import Modality
+from engine.media.processed import Known, Tokens
+from engine.media.prompt import Expanded, MediaPromptError, expand
+from engine.text import Tokenizer
+
+PARTS: dict[str, tuple[Modality, str]] = {
+    "image_url": ("image", "image_url"),
+    "input_image": ("image", "image_url"),
+    "video_url": ("video", "video_url"),
+    "audio_url": ("audio", "audio_url"),
+    "input_audio": ("audio", "input_audio"),
+}
+"""Modality and field of a content part, by its type."""
+MAX_UUID = 256
+_PROBE = "Wq7"
+"""Text that no template contains."""
+
+
+@dataclass(frozen=True)
+class MediaText:
+    """How media appear in prompts of a model."""
+
+    known: Mapping[Modality, Known]
+    takes_text: bool = True
+    """The chat template accepts text as the content of a message."""
+    takes_parts: bool = True
+    """The chat template accepts a list of parts as the content of a message."""
+
+    def modality(self, part: Any) -> Modality | None:
+        """Return the modality of a content part that the model reads, or None."""
+        kind = part_modality(part)
+        return kind if kind in self.known else None
+
+    @property
+    def reads(self) -> str:
+        """Text with the modalities that the model reads, for error messages."""
+        return f"only text and {', '.join(self.known)}"
+
+
+def media_text(tokens: Mapping[Modality, Tokens], tokenizer: Tokenizer, template: ChatTemplate | None) -> MediaText:
+    """Return how media appear in prompts. Raise CheckpointError if the tokenizer lacks a media token.
+
+    Templates of some models accept only lists of parts, those of others only text: each is rendered once.
+    """
+    known: dict[Modality, Known] = {}
+    for kind, one in tokens.items():
+        token_id = tokenizer.convert_tokens_to_ids(one.image)
+        if token_id is None:
+            raise CheckpointError(f"the tokenizer has no token {one.image!r}, which the {kind} processor names")
+        known[kind] = Known(one, token_id)
+    if template is None:
+        return MediaText(known)
+    takes_text, takes_parts = _takes(template, _PROBE), _takes(template, [{"type": "text", "text": _PROBE}])
+    return MediaText(known, takes_text or not takes_parts, takes_parts)
+
+
+def _takes(template: ChatTemplate, content: Any) -> bool:
+    try:
+        rendered = template.render([{"role": "user", "content": content}])
+    except (RequestError, TemplateError):
+        return False
+    return _PROBE in rendered and "'type'" not in rendered  # a list may be written as text
+
+
+def part_modality(part: Any) -> Modality | None:
+    """Return the modality of a content part, or None for text."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return PARTS[kind][0] if isinstance(kind, str) and kind in PARTS else None
+
+
+def chat_media(
+    messages: Sequence[dict[str, Any]], known: Mapping[Modality, Known], options: Mapping[str, Any] | None = None
+) -> Iterator[MediaPart]:
+    """Yield the media of chat messages that the model reads, in order. options: settings of the processor that the
+    request replaces. Raise RequestError for an invalid part."""
+    chosen = orjson.dumps(options, option=orjson.OPT_SORT_KEYS).decode() if options else ""
+    for at, message in enumerate(messages):
+        content = message.get("content")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            if part_modality(part) in known:
+                yield media_part(part, f"messages.{at}.content.{index}", chosen)
+
+
+def media_part(part: dict[str, Any], where: str, options: str = "") -> MediaPart:
+    """Return the item of a part with one of the types in PARTS. Raise RequestError."""
+    kind, name = PARTS[part["type"]]
+    given, where = part.get(name), f"{where}.{name}"
+    uuid = part.get("uuid")
+    if uuid is not None and (not isinstance(uuid, str) or not 0 < len(uuid) <= MAX_UUID):
+        raise RequestError(f"{where}: uuid must be a string of 1 to {MAX_UUID} characters.", where)
+    if given is None and uuid:
+        return MediaPart(kind, "", where, uuid, options)
+    url = _audio_url(given) if name == "input_audio" else given.get("url") if isinstance(given, dict) else given
+    if not isinstance(url, str) or not url:
+        wanted = "data in base64 and their format" if name == "input_audio" else f"the URL of the {kind}, as data:…"
+        raise RequestError(f"{where} must have {wanted}.", where)
+    return MediaPart(kind, url, where, uuid or "", options)
+
+
+def _audio_url(given: Any) -> str | None:
+    """Return the data URL of a part of type input_audio, or None if it is invalid."""
+    if not isinstance(given, dict) or not all(isinstance(given.get(name), str) for name in ("data", "format")):
+        return None
+    return f"data:audio/{given['format']};base64,{given['data']}" if given["data"] else None
+
+
+def expanded(
+    text: str,
+    parts: Sequence[MediaPart],
+    media: LoadedMedia,
+    known: Mapping[Modality, Known],
+    tokenizer: Tokenizer,
+    special: bool,
+) -> Expanded:
+    """Return the prompt ids of a rendered conversation, with the tokens of its media. `parts` are those of the
+    messages. Raise RequestError if the prompt has other placeholders."""
+    found = [media[part] for part in parts]
+    try:
+        return expand(text, found, known, lambda piece: tokenizer.encode(piece, add_special_tokens=special))
+    except MediaPromptError as error:
+        raise RequestError(str(error), "messages") from None

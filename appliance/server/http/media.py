@@ -1,0 +1,35 @@
+"""Loading of a request's media, before its prompt is rendered."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from starlette.requests import Request
+
+from appliance.media.part import LoadedMedia, MediaPart
+from appliance.server.http.disconnect import until_disconnect
+from appliance.server.http.pipeline import Call
+from appliance.server.http.service import service_of
+from engine.api.errors import RequestError
+
+
+async def load_media(request: Request, parts: Iterable[MediaPart]) -> LoadedMedia:
+    """Return the processed media. Raise RequestError that names the field of an item.
+
+    `parts` is not read for a model that accepts only text: its prompts refuse media.
+    """
+    service = service_of(request)
+    loader, modalities = service.media, service.config.modalities
+    found = list(parts) if loader is not None and modalities else []
+    if loader is None or not found:
+        return {}
+    if wrong := next((part for part in found if part.kind not in modalities), None):
+        known = ", ".join(modalities)
+        raise RequestError(
+            f"{wrong.where}: {wrong.kind} is not supported; the model accepts only text and {known}.", wrong.where
+        )
+    return await until_disconnect(request, loader.load(found, request.state.owner))
+
+
+async def with_media(call: Call, parts: Iterable[MediaPart]) -> Call:
+    """Return the call with its media. Raise the errors of `load_media`."""
+    return replace(call, context=replace(call.context, media=await load_media(call.request, parts)))

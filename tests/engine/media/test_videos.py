@@ -1,0 +1,220 @@
+"""Video processors against transformers': selected frames, tensors, texts with times; and decoding of files."""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from engine.media.clip import Clip
+from engine.media.families import read_processors
+from engine.media.frames import resized_frame
+from engine.media.processed import MediaError, Processed
+from engine.media.processor import VideoProcessor, process_video
+from engine.media.qwen_video import stepped
+from engine.media.video import Limits, VideoLimits, _decoded, frame_list, open_video, opened
+from tests.engine.media.video_golden import CASES, GOLDEN, pixels
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Array]:
+    with np.load(GOLDEN) as file:
+        return dict(file)
+
+
+def processor_of(case: dict[str, Any], folder: Path) -> VideoProcessor:
+    settings = {"image_processor_type": "X", **case["settings"]}
+    (folder / "config.json").write_text(json.dumps({"model_type": case["type"], "image_seq_length": 4}))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    found = read_processors(folder).video
+    assert found is not None
+    return found
+
+
+def clip_of(frames: Array, fps: float | None) -> Clip:
+    return Clip(len(frames), fps, frames.shape[3], frames.shape[2], lambda chosen: (frames[at] for at in chosen))
+
+
+def arrays(found: Processed) -> dict[str, Array]:
+    return {name: np.frombuffer(one.data, one.dtype).reshape(one.shape) for name, one in found.tensors.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_frames_tensors_and_texts_equal_transformers(name: str, golden: dict[str, Array], tmp_path: Path) -> None:
+    case = CASES[name]
+    wanted = {key.partition("/")[2]: value for key, value in golden.items() if key.startswith(f"{name}/")}
+    processor, clip = processor_of(case, tmp_path), clip_of(pixels(case), case["fps"])
+    chosen = clip.chosen(processor.sample)
+    assert chosen == wanted["chosen"].tolist()
+    found = process_video(processor, clip, 1000)
+    own = arrays(found)
+    if case["type"] == "internvl":
+        np.testing.assert_allclose(own["pixel_values"], wanted["pixel_values_videos"][0], rtol=0, atol=1e-5)
+        frames = len(chosen)
+        assert found.text == "\n".join(f"Frame{at + 1}: <img><IMG_CONTEXT></img>" for at in range(frames))
+        assert found.runs == (4,) * frames and found.modality == "image"
+        return
+    np.testing.assert_allclose(own["pixel_values_videos"], wanted["pixel_values_videos"], rtol=0, atol=1e-5)
+    grid = wanted["video_grid_thw"]
+    assert own["video_grid_thw"].tolist() == grid.tolist() and found.modality == "video"
+    assert sum(found.runs) == int(grid.prod()) // 4
+    if case["type"] == "qwen2_5_vl":
+        np.testing.assert_allclose(own["second_per_grid_ts"], [2 / float(wanted["rate"])], rtol=1e-6)
+    if case["type"] == "qwen3_vl":
+        text = "<{:.1f} seconds><|vision_start|><|video_pad|><|vision_end|>"
+        assert found.text == "".join(text.format(each) for each in wanted["times"])
+    else:
+        assert found.text == "<|video_pad|>" and len(found.runs) == 1
+
+
+@pytest.mark.parametrize("resample", [2, 3])
+def test_resized_frames_equal_torch(resample: int) -> None:
+    """Torch's resize is what torchvision calls; equal to the last bit."""
+    source = np.random.default_rng(1)
+    mode = {2: "bilinear", 3: "bicubic"}[resample]
+    for _ in range(25):
+        high, wide, rows, columns = (int(each) for each in source.integers(1, 90, 4))
+        frame = source.integers(0, 256, (3, high, wide), np.uint8)
+        frame = np.where(frame > 127, 255, 0).astype(np.uint8) if high % 2 else frame
+        wanted = torch.nn.functional.interpolate(
+            torch.from_numpy(frame)[None], (rows, columns), mode=mode, antialias=True
+        )
+        assert np.array_equal(resized_frame(frame, (rows, columns), resample), wanted[0].numpy())
+
+
+def test_steps_equal_those_of_torch() -> None:
+    for frames in (4, 7, 23, 100, 997, 3600):
+        for count in (2, 3, 4, 6, 48, 96):
+            if count <= frames:
+                assert stepped(frames, count) == torch.arange(0, frames, frames / count).int().tolist()
+
+
+def test_more_frames_than_the_limit_are_sampled_down(tmp_path: Path) -> None:
+    """Evenly, from the frames that the processor selects."""
+    case = CASES["qwen2 all"]
+    read: list[int] = []
+
+    def decoded(chosen: Sequence[int]) -> Iterator[Array]:
+        read.extend(chosen)
+        return (np.zeros((3, 8, 8), np.uint8) for _ in chosen)
+
+    process_video(processor_of(case, tmp_path), Clip(3000, 30.0, 8, 8, decoded), 6)
+    assert read == [0, 500, 1000, 1500, 2000, 2500]
+
+
+def test_options_of_a_request_replace_settings(tmp_path: Path) -> None:
+    case = CASES["qwen2 rate"]
+    processor_of(case, tmp_path)
+    found = read_processors(tmp_path, {"num_frames": 4, "max_pixels": 64}).video
+    assert found is not None and len(found.sample(23, 10.0)) == 4
+    for wrong in ({"patch_size": 3}, {"fps": "x"}, {"size": 3}, {"num_frames": 0}, {"fps": float("nan")}):
+        with pytest.raises(MediaError, match="mm_processor_kwargs"):
+            read_processors(tmp_path, wrong)
+
+
+def encoded(frames: Array, form: str = "mp4", codec: str = "mpeg4", rate: int = 10) -> bytes:
+    """Return a video file of frames [frames, height, width, 3]."""
+    stream = io.BytesIO()
+    with av.open(stream, "w", format=form) as container:
+        video = container.add_stream(codec, rate=rate)
+        video.width, video.height = frames.shape[2], frames.shape[1]
+        video.pix_fmt = {"gif": "rgb8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
+        for number, frame in enumerate(frames):
+            one = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            one.pts, one.time_base = number, Fraction(1, rate)
+            container.mux(video.encode(one))
+        container.mux(video.encode())
+    return stream.getvalue()
+
+
+def steps(count: int = 20, high: int = 32, wide: int = 48) -> Array:
+    """Return grey frames, each brighter than the one before."""
+    levels = np.linspace(10, 240, count).astype(np.uint8)
+    return np.broadcast_to(levels[:, None, None, None], (count, high, wide, 3)).copy()
+
+
+@pytest.mark.parametrize(
+    "form,codec", [("mp4", "mpeg4"), ("matroska", "mpeg4"), ("avi", "mjpeg"), ("webm", "libvpx"), ("gif", "gif")]
+)
+def test_files_of_any_container_are_decoded(form: str, codec: str) -> None:
+    """Frames equal those of PyAV, also where the container does not announce their number."""
+    data = encoded(steps(), form, codec)
+    with av.open(io.BytesIO(data)) as container:
+        wanted = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    with open_video(data) as clip:
+        assert (clip.frames, clip.width, clip.height) == (20, 48, 32) and clip.fps is not None
+        assert clip.fps == pytest.approx(10.0)
+        chosen = [0, 7, 7, 19]
+        found = list(clip.read(chosen))
+    assert len(found) == 4
+    for number, frame in zip(chosen, found, strict=True):
+        assert np.array_equal(frame, np.moveaxis(wanted[number], -1, 0))
+
+
+DEFAULT = VideoLimits()
+
+
+def refused(data: bytes, limits: VideoLimits = DEFAULT) -> str:
+    with pytest.raises(MediaError) as caught, open_video(data, limits) as clip:
+        list(clip.read([0, clip.frames - 1]))
+    return str(caught.value)
+
+
+def test_limits_of_pixels_seconds_and_bytes() -> None:
+    data = encoded(steps())
+    assert "limit is 1,000 pixels of a frame" in refused(data, VideoLimits(image=Limits(max_pixels=1000)))
+    assert "duration of 2.0 s; the limit is 1.5 s" in refused(data, VideoLimits(seconds=1.5))
+    assert "bytes; the limit is 100" in refused(data, VideoLimits(image=Limits(max_bytes=100)))
+
+
+def test_damaged_and_truncated_files_are_refused() -> None:
+    data = encoded(np.random.default_rng(0).integers(0, 256, (20, 32, 48, 3), np.uint8), "avi", "mjpeg")
+    assert refused(data[: len(data) // 2])
+    for wrong in (b"", b"\0" * 100, b"RIFF", data[:40], Path(__file__).read_bytes()):
+        assert refused(wrong)
+
+
+def test_missing_frames_at_the_end() -> None:
+    """One may be missing, as in files with edit lists, and the last one replaces it; more are a damaged file."""
+    with opened(encoded(steps())) as container:
+        found = list(_decoded(container, [0, 19, 20], (48, 32), 21))
+    assert len(found) == 3 and np.array_equal(found[1], found[2])
+    with pytest.raises(MediaError, match="ends after 20 of 40 frames"), opened(encoded(steps())) as container:
+        list(_decoded(container, [0, 39], (48, 32), 40))
+
+
+def test_playlists_do_not_open_other_files(tmp_path: Path) -> None:
+    """Formats that name further files are not opened."""
+    secret = tmp_path / "secret.mp4"
+    secret.write_bytes(encoded(steps()))
+    playlists = (
+        f"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\nfile://{secret}\n#EXT-X-ENDLIST\n",
+        f"ffconcat version 1.0\nfile '{secret}'\n",
+        f"<?xml version='1.0'?><MPD><Period><BaseURL>file://{secret}</BaseURL></Period></MPD>",
+    )
+    for text in playlists:
+        assert "known format" in refused(text.encode())
+
+
+def test_lists_of_frames_have_one_size_and_a_limit() -> None:
+    def file(size: tuple[int, int]) -> bytes:
+        stream = io.BytesIO()
+        Image.new("RGB", size, (9, 8, 7)).save(stream, "PNG")
+        return stream.getvalue()
+
+    clip = frame_list([file((6, 4))] * 3)
+    assert (clip.frames, clip.fps, clip.width, clip.height) == (3, None, 6, 4)
+    assert [frame.shape for frame in clip.read([0, 1, 2])] == [(3, 4, 6)] * 3
+    with pytest.raises(MediaError, match="several sizes"):
+        frame_list([file((6, 4)), file((4, 6))])
+    with pytest.raises(MediaError, match="limit is 2"):
+        frame_list([file((6, 4))] * 3, VideoLimits(frames=2))
