@@ -28,7 +28,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels.cpu": ("kernels.jit", "kernels.op", "kernels.quantisation"),
     "kernels.tools": ("kernels.jit", "kernels.op"),
     "kernels.sampling": ("kernels.cpu", "kernels.jit", "kernels.op"),
-    "kernels.experts": ("kernels.sampling", "kernels.jit", "kernels.op", "kernels.tuning"),
+    "kernels.experts": (
+        *("kernels.integer_layout", "kernels.integer_matmul", "kernels.sampling", "kernels.jit", "kernels.op"),
+        "kernels.tuning",
+    ),
     "kernels.attention": ("kernels.cpu", "kernels.sampling", "kernels.jit", "kernels.op", "kernels.tuning"),
     "kernels.recurrent": ("kernels.activation", "kernels.attention", "kernels.cpu", "kernels.jit", "kernels.op"),
     "engine": ("kernels",),
@@ -36,7 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.gguf": ("engine.api.errors", "engine.api.files"),
     "engine.text": ("engine.gguf", "engine.api.errors", "engine.api.files"),
     "engine.media": ("engine.api.errors", "engine.api.files", "engine.api.media"),
-    "engine.formats": ("engine.api.errors", "kernels.fp8", "kernels.quantisation"),
+    "engine.formats": ("engine.api.errors", "kernels.fp8", "kernels.integer_layout", "kernels.quantisation"),
     "engine.models": (
         *("engine.formats", "engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files"),
         *("engine.api.media", "engine.text.tokenizer"),
