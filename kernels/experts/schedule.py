@@ -95,8 +95,8 @@ def expert_schedule_kernel(
         tl.store(tiles + unused * 3 + tl.arange(0, 4), 0, tl.arange(0, 4) < 3)
     if own == NUM_EXPERTS - 1:
         for at in range(end, count_pairs, BLOCK):
-            place = at + tl.arange(0, BLOCK)
-            tl.store(pairs + place, -1, place < count_pairs)
+            rest = at + tl.arange(0, BLOCK)
+            tl.store(pairs + rest, -1, rest < count_pairs)
     if end > first:
         at_pair = first
         for at in range(0, count_pairs, BLOCK):

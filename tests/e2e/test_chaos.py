@@ -161,7 +161,10 @@ def test_ctrl_c_rolls_back_and_exits(service, eventually):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     # The engine may still be restarting after the previous fault; chaos then exits without injecting anything.
-    appliance.wait_ready()
+    eventually(
+        "a service that is well",
+        lambda: chaos(appliance.url, "--scenario", "bad-keys", "--yes", *QUICK).returncode == 0,
+    )
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **quiet, preexec_fn=as_in_a_terminal) as running:
         eventually("the fault", lambda: shard.read_bytes() != whole)
