@@ -27,6 +27,7 @@ OTHER_NAMES = {
     "memory.graphs": "graph_bytes",
     "memory.ranks": "planned",
     "cache.prefix": "prefix_cache",
+    "cache.media": "media_cache",
     "speculation.method": "speculation",
     "speculation.model": "draft_model",
     "speculation.tokens": "draft_tokens",

@@ -60,7 +60,7 @@ def estimate(
             length=max_context,
             most=most_rows,
         )
-        if budget.draft_rows:
+        if budget.size.draft_rows:
             made = _with_drafts(checkpoint, budget, made, limit)
         slowest_s = slowest_step_s(
             checkpoint.model, made, limit, step_tokens=budget.size.tokens, max_context=max_context
@@ -82,7 +82,7 @@ def estimate(
 def _with_drafts(checkpoint: Checkpoint, budget: MemoryBudget, made: Roofline, limit: Limits) -> Roofline:
     """Add the expected gain by drafts of the largest length."""
     step = partial(step_seconds, checkpoint.model, budget.holdings, budget.pages, limit, length=made.length)
-    tokens = budget.draft_rows
+    tokens = budget.size.draft_rows
     pairs = [(step(rows=one.rows, tokens=1), step(rows=one.rows, tokens=1 + tokens)) for one in made.decode]
     gains, accounts = draft_gains(pairs, tokens)
     return replace(made, drafts=gains, accounts=(*made.accounts, *accounts))

@@ -87,7 +87,7 @@ class MemoryBudget:
     running: Choice[int]  # most requests in a step
     step: Choice[int]  # most tokens in a step
     graph_sizes: tuple[int, ...]  # batch sizes of captured decode steps
-    draft_rows: int  # rows of logits for draft tokens
+    size: StepSize  # the largest step
     view: View
     host: Host
     host_account: Account
@@ -95,10 +95,6 @@ class MemoryBudget:
     @property
     def holdings(self) -> tuple[Holding, ...]:
         return max(self.ranks, key=lambda held: sum(part_bytes(held).values()))
-
-    @property
-    def size(self) -> StepSize:
-        return StepSize(self.step.value, self.running.value, self.draft_rows)
 
     @property
     def states(self) -> StateLayout:
@@ -162,7 +158,13 @@ def measure(
     model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
     running = batch_limit(manifest, checkpoint, machine, view)
     step = _step_tokens(manifest, checkpoint, view.device, running.value)
-    size = StepSize(step.value, running.value, 0 if view.speculation == "off" else manifest.speculation.tokens)
+    size = StepSize(
+        step.value,
+        running.value,
+        draft_rows=0 if view.speculation == "off" else manifest.speculation.tokens,
+        media_tokens=manifest.engine.scheduling.max_media_tokens,
+        media_cache=manifest.engine.cache.media,
+    )
     draws = model.pooler is None
     sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON and draws else ()
     host, host_account = host_memory(
@@ -212,7 +214,7 @@ def measure(
         running=running,
         step=step,
         graph_sizes=sizes,
-        draft_rows=size.draft_rows,
+        size=size,
         view=view,
         host=host,
         host_account=host_account,

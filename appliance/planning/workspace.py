@@ -76,6 +76,8 @@ class StepSize:
     tokens: int  # most tokens in the step
     rows: int  # most running requests
     draft_rows: int = 0  # rows of logits for draft tokens
+    media_tokens: int = MEDIA_TOKENS  # most tokens of media in the step
+    media_cache: int = MEDIA_CACHE  # bytes of embeddings that are kept for further requests
 
     @property
     def slots(self) -> int:
@@ -97,7 +99,7 @@ def workspace(
         *_threads(model, device, kernels, threads, ranks),
         *_exchange(model, device, kernels, size, ranks),
     ]
-    found += media_memory(model, element_bytes)
+    found += media_memory(model, size, element_bytes)
     if model.pooler is not None:
         # token_embed keeps the states of every token in float32, and so do its stages. On a GPU the states of the
         # previous step are still being copied.
@@ -141,15 +143,15 @@ def _draft_name(name: str) -> str:
     return f"{name}, draft model"
 
 
-def media_memory(model: Model, element_bytes: int) -> tuple[Step, ...]:
+def media_memory(model: Model, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
     """Return the memory of media, without the weights of the tower."""
     if model.media is None:
         return ()
-    tower, width = tower_sizes(model.media), model.media.width
+    tower, width, tokens = tower_sizes(model.media), model.media.width, size.media_tokens
     return (
-        Step("embeddings of media for further requests", number(MEDIA_CACHE), MEDIA_CACHE),
-        product("embeddings of media (tokens × copies × width)", MEDIA_TOKENS, 2, width, element_bytes),
-        product("tower (tokens × values of their patches)", MEDIA_TOKENS, tower.elements, element_bytes),
+        Step("embeddings of media for further requests", number(size.media_cache), size.media_cache),
+        product("embeddings of media (tokens × copies × width)", tokens, 2, width, element_bytes),
+        product("tower (tokens × values of their patches)", tokens, tower.elements, element_bytes),
     )
 
 

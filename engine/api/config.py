@@ -19,7 +19,7 @@ LOOKUP: tuple[SpeculationMethod, ...] = ("ngram", "suffix")  # draft for every r
 MatmulPrecision = Literal["highest", "high", "medium", "bfloat16"]
 Config = TypeVar("Config")
 MEDIA_TOKENS = 1024  # default of max_media_tokens
-MEDIA_CACHE = 256 * 2**20  # default of media_cache
+MEDIA_CACHE = 256 * 2**20  # default of `cache.media`
 MAX_RUNNING = 256  # default of max_running, and the maximum that the manifest's `auto` selects
 
 
@@ -223,11 +223,13 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Blocks of the KV cache."""
+    """Blocks of the KV cache, and the cache of media."""
 
     block_tokens: int = 16
     prefix: bool = True
     """Keep the blocks of ended requests for prompts that start with the same tokens."""
+    media: int = MEDIA_CACHE
+    """Bytes of embeddings of media that are kept for further requests with the same media."""
 
     def __post_init__(self) -> None:
         _check_positive("engine.cache", self, "block_tokens")
@@ -246,8 +248,6 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Process and its steps, logged next to the measured value. 0: not planned."""
     graphs: int = 0
     """Limit of the captured graphs."""
-    media_cache: int = MEDIA_CACHE
-    """Embeddings of media that are kept for further requests with the same media."""
     ranks: tuple[dict[str, int], ...] = ()
     """Memory of each rank by part, with the part names of RankMemory.held."""
 

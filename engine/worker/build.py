@@ -302,7 +302,7 @@ def _media_store(config: EngineConfig, text_model: TextModel | ForeignModel) -> 
     media = text_model.model.media
     if media is None or not isinstance(text_model, TextModel) or text_model.tower is None:
         return None
-    return MediaStore(media, text_model.tower, text_model.dtype, text_model.device, config.memory.media_cache)
+    return MediaStore(media, text_model.tower, text_model.dtype, text_model.device, config.cache.media)
 
 
 def _reserve(config: EngineConfig, form: Layout, *, speech: bool) -> int:

@@ -94,7 +94,7 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
     )
     media = 0
     if text_model.model.media is not None:
-        settings = config.scheduling.max_media_tokens, config.memory.media_cache, text_model.dtype.itemsize
+        settings = config.scheduling.max_media_tokens, config.cache.media, text_model.dtype.itemsize
         media = media_bytes(text_model.model.media, *settings)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)

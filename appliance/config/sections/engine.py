@@ -85,7 +85,6 @@ class Cache(Section):
     media: Bytes = declare(
         256 * 2**20,
         effect=Effect("engine", memory=True),
-        target="engine.memory.media_cache",
         aliases={"vLLM": "encoder_cache_size"},
         example="1GiB",
     )

@@ -15,6 +15,7 @@ from appliance.cli.main import COMMANDS, main, parser
 from appliance.config import exits
 from appliance.config.keys import leaves
 from appliance.config.manifest import Manifest
+from appliance.config.sections.docstrings import field_docstrings
 from appliance.config.sections.engine import Scheduling
 from appliance.config.settings import Given, Option, load
 
@@ -289,8 +290,8 @@ def fields(model: type[BaseModel], above: str = "--") -> list[str]:
 def test_every_key_of_the_manifest_has_a_flag_with_its_meaning(command: str) -> None:
     flags = {flag: action for action in actions(command) for flag in action.option_strings}
     assert set(fields(Manifest)) <= set(flags)
-    text = Scheduling.model_fields["max_running"].description
-    assert text and (flags["--engine.scheduling.max-running"].help or "").startswith(text)
+    text = field_docstrings(Scheduling)["max_running"]
+    assert (flags["--engine.scheduling.max-running"].help or "").startswith(text)
 
 
 def test_the_help_is_short_and_help_all_lists_every_key_by_section(capsys: Output) -> None:

@@ -145,6 +145,6 @@ def test_the_plan_states_the_gain_at_several_rates(manifest: Write):
     (found,) = (one for one in plan.effective if one.key == "speculation.method")
     draft, own = plan.memory.parts["draft"], sum(plan.memory.parts.values()) - plan.memory.parts["draft"]
     assert draft == own
-    assert "at these rates of acceptance: 0.5 at 50%, 0.6 at 70%, 0.9 at 90%" in found.reason
+    assert "at these rates of acceptance: 0.4 at 30%, 0.5 at 50%, 0.6 at 70%, 0.9 at 90%" in found.reason
     assert speedup(own, draft, 3, 0.5) == pytest.approx(1.875 / 4)
     assert speedup(100, 0, 3, 1.0) == pytest.approx(4)

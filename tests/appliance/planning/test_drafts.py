@@ -37,7 +37,7 @@ def test_the_expected_gain_is_the_mean_length_over_the_relative_time_of_a_step(t
         assert one.step >= 1 and [rate for rate, _ in one.gains] == list(ACCEPTANCE)
         for rate, gain in one.gains:
             assert gain == pytest.approx((1 + rate + rate**2 + rate**3) / one.step)
-    assert roofline.drafts[0].gains[-1][1] > roofline.drafts[-1].gains[-1][1], "many rows gain less"
+    assert roofline.drafts[0].gains[-1][1] >= roofline.drafts[-1].gains[-1][1], "many rows do not gain more"
     assert "drafts, 1 row: a step takes" in as_text(plan)
 
 

@@ -564,9 +564,9 @@ def test_an_old_gpu_is_served_by_torch(tmp_path: Path) -> None:
         ),
         (["hardware.batch_invariant=true"], CPU, "true: the sums of torch depend on the size of the batch; "),
         (
-            ["quantization.weights=int8"],
+            ["quantization.weights=int8", "hardware.kernels=torch"],
             GPU_KERNELS,
-            "no compiled kernels are installed: install with a C++ compiler; use auto",
+            "only compiled CPU kernels and Triton kernels support weights that are quantized to int8 or int4",
         ),
     ],
 )
@@ -593,7 +593,7 @@ def test_what_the_kernels_of_a_gpu_cannot_do_is_refused(
         (
             ["quantization.weights=int8"],
             CPU,
-            "only compiled CPU kernels support weights that are",
+            "only compiled CPU kernels and Triton kernels support weights that are",
         ),
         (
             ["quantization.weights=int4", "hardware.kernels=torch"],
@@ -694,8 +694,10 @@ def test_elsewhere_quantized_weights_are_restored_and_the_plan_says_what_that_co
         "35.1 KiB with compiled kernels of a CPU",
     )
     gpu = planned(tmp_path, machine=GPU_KERNELS, facts=quantized())
-    assert gpu.memory.weights == 2 * (PARAMETERS + NORMS)  # norms are kept in float32
-    assert "restored to bfloat16 for triton: 54.1 KiB instead of" in reason(gpu, "quantization.weights")[1]
+    assert reason(gpu, "quantization.weights")[1] == (
+        "the checkpoint's 4 bits (gptq, groups of 32): 32.3 KiB instead of 54.1 KiB in bfloat16"
+    )
+    assert gpu.memory.weights == 33_088
 
 
 def test_matrices_of_which_a_part_is_quantized_are_restored_and_counted(tmp_path: Path) -> None:
