@@ -209,8 +209,8 @@ def tell(folder: Path, text: str, machine: Machine = CPU, facts: Checkpoint | No
             "quantization:\n  weights: int4\nhardware:\n  kernels: torch\n  device: cpu\n",
             CPU,
             "m.yaml:6:12: hardware.kernels: torch cannot be combined with quantization.weights: int4 (m.yaml:4:12): "
-            "only compiled CPU kernels and Triton kernels support weights that are quantized to int8 or int4; use auto, "
-            "avx512, avx2 or base, or quantization.weights: auto",
+            "only compiled CPU kernels and Triton kernels support weights that are quantized to int8 or int4; use "
+            "auto, avx512, avx2 or base, or quantization.weights: auto",
         ),
         (
             "hardware: {graphs: true}\n",
