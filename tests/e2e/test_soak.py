@@ -16,7 +16,7 @@ DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
 
 @pytest.mark.parametrize(
     ("minutes", "aborts", "streams", "least"),
-    [(0.04, 8, 3, 0), pytest.param(0.2, 40, 6, 10, marks=NIGHTLY)],
+    [(0.08, 16, 4, 0), pytest.param(0.2, 40, 6, 10, marks=NIGHTLY)],
     ids=["short", "long"],
 )
 def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path, minutes, aborts, streams, least):
@@ -28,7 +28,7 @@ def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path, minut
     report = asyncio.run(soak(service, minutes=minutes, aborts=aborts, streams=streams))
     assert report["wrong"] == [], "\n".join(table(report))
     tally = report["tally"]
-    assert tally["aborts"] == aborts and tally["requests"] > least and tally["malformed"] > least
+    assert tally["aborts"] >= aborts and tally["requests"] > least and tally["malformed"] > least
     assert tally["slow_streams"] >= streams - 2
     assert {"400", "413"} <= tally["answers"].keys() or tally["malformed"] < 60
     # Every token had keys and values, else there was nothing to leak. A sample can miss them on a busy machine.

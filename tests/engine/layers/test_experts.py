@@ -18,6 +18,7 @@ from engine.kv.layout import layout
 from engine.layers import fused as fused_executor
 from engine.layers.linear import Target
 from engine.layers.loaded import LoadedWeights, unloaded
+from engine.layers.lora import NO_ADAPTERS
 from engine.layers.model import TextModel, make_pages
 from engine.layers.reference import Run, execute
 from engine.layers.vocabulary import Vocabulary
@@ -118,6 +119,7 @@ class ExpertsLayer:
     def fused(self, x):
         run = object.__new__(fused_executor._Run)
         run.weights, run.model = self.weights, SimpleNamespace(vocabulary=SimpleNamespace(world=self.world))
+        run.adapters = NO_ADAPTERS
         run.values = {self.ops[0].x.name: x}
         return run.execute(list(zip(self.ops, last_uses(self.ops, self.combine.y), strict=True)))[self.combine.y]
 
