@@ -178,7 +178,7 @@ def test_deadlines_equal_brute_force(seed):
 
 
 def test_expired_requests_expire_again_in_a_replay(tmp_path):
-    recorder = Recorder(CONFIG, str(tmp_path / "r"), 110_000)
+    recorder = Recorder(CONFIG, str(tmp_path / "r"), 104_000)
     Clocked(3, recorder).run(requests=150)
     recorder.on_idle()
     records = list(read_records(tmp_path / "r"))
