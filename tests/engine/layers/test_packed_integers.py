@@ -69,7 +69,8 @@ def test_weights_and_head_are_quantized_at_load(name, bits, checkpoint, driver, 
         if stored[name]._stack_slice is None:
             stored[name].weight = wanted
         else:
-            stored[name].weight.copy_(wanted)
+            with torch.inference_mode():
+                stored[name].weight.copy_(wanted)
     head = engine.model.vocabulary.head
     assert isinstance(head, IntegerWeight) and head.bits == 8
     plain.model.vocabulary.head = head.restored()
