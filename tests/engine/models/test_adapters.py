@@ -60,7 +60,6 @@ def test_a_pattern_matches_whole_names_only(tmp_path: Path):
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is set, and is not supported"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices is set"),
         ({"layer_replication": [[0, 1]]}, "layer_replication is set"),
-        ({"target_parameters": ["experts.down"]}, "target_parameters is set"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is set"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is pissa_niter_4, which changes the base model"),
         ({"init_lora_weights": "olora"}, "which changes the base model"),

@@ -17,7 +17,7 @@ OTHERS = "nor is its family"
     ("name", "more", "kind", "said"),
     [
         ("Speech2TextForConditionalGeneration", {"is_encoder_decoder": True}, "audio", OTHERS),
-        ("Qwen2AudioForConditionalGeneration", {"audio_config": {}}, "audio", OTHERS),
+        ("VoxtralForConditionalGeneration", {"audio_config": {}}, "audio", OTHERS),
         ("Wav2Vec2ForCTC", {}, "audio", OTHERS),
         ("CLIPModel", {"vision_config": {}}, "vision", OTHERS),
         ("MllamaForConditionalGeneration", {"vision_config": {}, "text_config": {}}, "vision", OTHERS),
