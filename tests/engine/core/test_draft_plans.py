@@ -7,6 +7,7 @@ import pytest
 from scheduler_simulation import Load, make_layout, simulate
 
 from engine.api.config import SpeculationConfig
+from engine.api.errors import ConfigError
 from engine.api.messages import Sampling, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.drafting import Drafting
@@ -77,6 +78,13 @@ def test_decisions_depend_on_the_times_of_events_alone():
     load = replace(LOADS[1], requests=40, draft_cost=0.2, speculation=METHODS["auto"])
     first, second = simulate(load), simulate(load)
     assert first.now == second.now and first.scheduler.counters == second.scheduler.counters
+
+
+@pytest.mark.parametrize("method", ["off", "mtp"])
+def test_drafts_of_a_model_do_not_pause(method):
+    """Their time is a part of the step before, which would count as time without drafts."""
+    with pytest.raises(ConfigError, match=f"speculation.method={method} cannot pause; set it to false"):
+        config(method, adaptive=True)
 
 
 @pytest.mark.parametrize("method", ["draft", "mtp"])
