@@ -7,7 +7,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -463,6 +463,8 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
         "max_step_tokens": _step_tokens(checkpoint.model, overrides),
     }
     config = engine_config(**{**defaults, **overrides, "adapters": _adapters(overrides.get("adapters", {}))})
+    if "kv_bytes" not in overrides or "max_context" not in overrides:
+        checkpoint = _with_draft(config, checkpoint)
     if "kv_bytes" not in overrides:
         config = with_values(config, {"memory.kv_cache": _cache_bytes(config, checkpoint)})
     if "max_context" not in overrides:
@@ -522,7 +524,7 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         triton=config.hardware.kernels == "triton",
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
-    if (draft := _draft(config, checkpoint)) is not None:
+    if (draft := checkpoint.draft) is not None:
         weights += weight_bytes(draft.model, draft.tensors, draft.quantization, holder)
     # On a CPU, all ranks share the same memory.
     sharing = config.parallelism.tensor if config.hardware.device == "cpu" else 1
@@ -544,15 +546,17 @@ def _longest(config: EngineConfig, checkpoint: Checkpoint) -> int:
 
 def _form(config: EngineConfig, checkpoint: Checkpoint) -> Layout:
     """Return the layout of the pages, including those of a draft model."""
-    own = _own_form(config, checkpoint.model, config.parallelism.tensor)
-    draft = _draft(config, checkpoint)
+    own, draft = _own_form(config, checkpoint.model, config.parallelism.tensor), checkpoint.draft
     return own if draft is None else with_draft(own, _own_form(config, draft.model, 1))
 
 
-def _draft(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:
+def _with_draft(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with its draft model or prediction head, if the configuration has one."""
     if config.speculation.method == "mtp":
-        return prediction_head(checkpoint)
-    return read_draft(config.speculation.model, checkpoint) if config.speculation.model else None
+        return replace(checkpoint, draft=prediction_head(checkpoint))
+    if config.speculation.model:
+        return replace(checkpoint, draft=read_draft(config.speculation.model, checkpoint))
+    return checkpoint
 
 
 def _own_form(config: EngineConfig, model: Model, ranks: int) -> Layout:

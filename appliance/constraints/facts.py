@@ -39,6 +39,7 @@ class ModelFacts:
 
     dtype: str = "float32"
     max_context: int = 4096
+    limited_by_draft: bool = False  # True if the draft model has a shorter context, which is max_context
     vocab: int = 32000
     heads: tuple[tuple[int, int], ...] = ((8, 8),)  # distinct pairs of query heads and KV heads
     head_sizes: tuple[int, ...] = (64,)
@@ -80,7 +81,8 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     is_quantized = own is not None and not own.is_plain
     return ModelFacts(
         dtype=checkpoint.dtype,
-        max_context=model.max_context,
+        max_context=checkpoint.max_context,
+        limited_by_draft=checkpoint.limited_by_draft,
         vocab=model.embed.vocab,
         heads=tuple(dict.fromkeys((part.heads, part.kv_heads) for part in attending)) or latent_heads,
         head_sizes=tuple(sorted({part.head_dim for part in attending})),

@@ -63,8 +63,11 @@ RULES = (
         keys=("max_context",),
         facts=("model.max_context",),
         holds=lambda view: view.max_context <= view.facts.model.max_context,
-        text="the context length is at most that of the checkpoint",
-        because=lambda facts: f"the checkpoint supports {facts.model.max_context} tokens",
+        text="the context length is at most that of the checkpoint and its draft model",
+        because=lambda facts: (
+            f"the {'draft model' if facts.model.limited_by_draft else 'checkpoint'} supports "
+            f"{facts.model.max_context} tokens"
+        ),
         chosen=True,
     ),
 )

@@ -9,7 +9,7 @@ OFF: SpeculationMethod = "off"
 MODELS = ("draft", "mtp")
 
 AVAILABLE: tuple[tuple[SpeculationMethod, Callable[[Facts], bool], str], ...] = (
-    ("suffix", lambda facts: not facts.model.stateful and not facts.model.pools, "the checkpoint has no draft heads"),
+    ("suffix", lambda facts: not facts.model.stateful and not facts.model.pools, "lookup needs no draft model"),
     (OFF, lambda facts: True, "the model has no speculative decoding"),
 )
 """Methods that `auto` may select, best first: name, whether a checkpoint has it, and the reason to select it."""
@@ -52,7 +52,6 @@ RULES = (
         name="speculation-draft",
         keys=("kernels", "speculation"),
         holds=lambda view: view.speculation not in MODELS or view.kernels != TRITON,
-        text="Triton kernels do not support draft models and prediction heads: set hardware.kernels to torch, or "
-        "hardware.device to cpu",
+        text="Triton kernels do not support draft models and prediction heads",
     ),
 )

@@ -28,8 +28,9 @@ def size_cache(
     Raise Refused if the memory cannot hold the requested capacity. The message then lists the alternatives from `ways`.
     """
     manifest = settings.manifest
-    wanted, supported = manifest.model.max_context, checkpoint.model.max_context
-    _check_asked(settings, budget, supported)
+    wanted, supported = manifest.model.max_context, checkpoint.max_context
+    whose = "draft model" if checkpoint.limited_by_draft else "checkpoint"
+    _check_asked(settings, budget, supported, whose)
     _check_sources(settings, checkpoint, budget)
     requested = requested_capacity(manifest, budget.view.data)
     check_memory(settings, machine, budget, requested, suggestions)
@@ -38,7 +39,7 @@ def size_cache(
         most, lambda tokens: needed(budget, requested, tokens) <= available_cache(manifest, budget, tokens)
     )
     assert longest >= requested.context, f"{need_of(manifest, machine, budget, requested)} was found to fit"
-    max_context = _context(wanted, supported, longest, requested, most)
+    max_context = _context(wanted, supported, longest, requested, most, whose)
     cache = _cache_bytes(manifest, budget, requested, max_context.value)
     account = _context_account(manifest, budget, requested, max_context.value, most)
     return max_context, cache, breakdown(budget, cache, max_context.value, account)
@@ -63,8 +64,8 @@ def _most(settings: Settings, budget: MemoryBudget, supported: int) -> int:
     return min(most, step)
 
 
-def _check_asked(settings: Settings, budget: MemoryBudget, supported: int) -> None:
-    """Raise Refused if hardware.capacity exceeds the limits that other keys set."""
+def _check_asked(settings: Settings, budget: MemoryBudget, supported: int, supporter: str) -> None:
+    """Raise Refused if hardware.capacity exceeds the limits that other keys set. supporter: of this many tokens."""
     manifest = settings.manifest
     capacity, engines, most = manifest.hardware.capacity, manifest.parallelism.data, budget.running.value
     each = -(-capacity.requests // engines)
@@ -78,7 +79,7 @@ def _check_asked(settings: Settings, budget: MemoryBudget, supported: int) -> No
     wanted = manifest.model.max_context
     limit = supported if wanted == "auto" else wanted
     if capacity.tokens != "auto" and capacity.tokens > limit:
-        whose = "the checkpoint supports" if wanted == "auto" else "model.max_context allows"
+        whose = f"the {supporter} supports" if wanted == "auto" else "model.max_context allows"
         message = f"{capacity.tokens}: {whose} {limit} tokens; use at most {limit}, or auto"
         refuse(settings, "hardware.capacity.tokens", message, instead=str(limit))
 
@@ -97,7 +98,12 @@ def _check_sources(settings: Settings, checkpoint: Checkpoint, budget: MemoryBud
 
 
 def _context(
-    wanted: int | Literal["auto"], supported: int, longest: int, requested: RequestedCapacity, most: int
+    wanted: int | Literal["auto"],
+    supported: int,
+    longest: int,
+    requested: RequestedCapacity,
+    most: int,
+    supporter: str,
 ) -> Choice[int]:
     if wanted != "auto":
         return Choice(wanted)
@@ -106,12 +112,12 @@ def _context(
             most, f"one step, because the model has bidirectional attention; the checkpoint supports {supported}"
         )
     if longest == supported:
-        return Choice(supported, "maximum of the checkpoint")
+        return Choice(supported, f"maximum of the {supporter}")
     beside = "capacity of the cache"
     if requested.requests > 1:
         length = "of it" if requested.each_whole else f"of {requested.tokens} tokens"
         beside = f"longest context with which {requested.requests} requests {length} fit at the same time"
-    return Choice(longest, f"{beside}; the checkpoint supports {supported}")
+    return Choice(longest, f"{beside}; the {supporter} supports {supported}")
 
 
 def _context_account(

@@ -8,6 +8,7 @@ from appliance.config.problems import Refused, unread
 from appliance.config.settings import Settings
 from appliance.planning.choice import Choice, refuse
 from engine.api.errors import EngineError
+from engine.kv.layout import layout, shared_group
 from engine.models.checkpoint import Checkpoint
 from engine.models.draft import prediction_head, read_draft
 
@@ -22,8 +23,8 @@ def draft_choices(settings: Settings) -> dict[str, Choice[Any]]:
 
 
 def with_draft_model(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with its draft model. The context of the draft model limits the context of both. Raise
-    Refused for a draft model that is missing, superfluous or unsuited."""
+    """Return the checkpoint with its draft model or prediction head. Raise Refused for a draft model that is missing,
+    superfluous or unsuited."""
     wanted = settings.manifest.speculation
     if wanted.method == "mtp" and wanted.model is None:
         return _with_head(settings, checkpoint)
@@ -37,11 +38,11 @@ def with_draft_model(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
         refuse(settings, "speculation.method", "draft needs the folder of a draft model; set speculation.model")
     try:
         draft = read_draft(str(settings.file(KEY)), checkpoint)
+        groups, own = (layout(one.model, block_tokens=1, element_bytes=1).groups for one in (checkpoint, draft))
+        shared_group(groups, own)
     except EngineError as error:
         raise Refused([unread(settings.place(KEY), KEY, str(error))], exits.CHECKPOINT) from error
-    model = checkpoint.model
-    limited = replace(model, max_context=min(model.max_context, draft.model.max_context))
-    return replace(checkpoint, model=limited, draft=draft)
+    return replace(checkpoint, draft=draft)
 
 
 def _with_head(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:

@@ -5,9 +5,9 @@ from functools import partial
 
 from appliance.hardware.machine import Machine
 from appliance.planning.derivation import Account, Step, number
-from appliance.planning.memory_budget import MemoryBudget
+from appliance.planning.memory_budget import MemoryBudget, draft_holdings, draft_pages
 from appliance.planning.roofline import Limits, Roofline, limits, roofline, slowest_step_s, step_seconds
-from appliance.planning.speculation import draft_gains
+from appliance.planning.speculation import DraftSteps, draft_gains
 from engine.models.checkpoint import Checkpoint
 from engine.models.stored import native_paths
 
@@ -81,10 +81,18 @@ def estimate(
 
 def _with_drafts(checkpoint: Checkpoint, budget: MemoryBudget, made: Roofline, limit: Limits) -> Roofline:
     """Add the expected gain by drafts of the largest length."""
-    step = partial(step_seconds, checkpoint.model, budget.holdings, budget.pages, limit, length=made.length)
-    tokens = budget.size.draft_rows
-    pairs = [(step(rows=one.rows, tokens=1), step(rows=one.rows, tokens=1 + tokens)) for one in made.decode]
-    gains, accounts = draft_gains(pairs, tokens)
+    own = [one for one in budget.holdings if one.part != "draft"]
+    step = partial(step_seconds, checkpoint.model, own, budget.pages, limit, length=made.length)
+    draft, pages, tokens = checkpoint.draft, draft_pages(checkpoint, budget.view), budget.size.draft_rows
+    read, steps = draft_holdings(checkpoint, budget.view), []
+    for one in made.decode:
+        passed = None
+        if draft is not None and pages is not None:  # rank 0 computes it
+            passed = step_seconds(
+                draft.model, read, pages, replace(limit, ranks=1), rows=one.rows, tokens=1, length=made.length
+            )
+        steps.append(DraftSteps(step(rows=one.rows, tokens=1), step(rows=one.rows, tokens=1 + tokens), passed))
+    gains, accounts = draft_gains(steps, tokens)
     return replace(made, drafts=gains, accounts=(*made.accounts, *accounts))
 
 

@@ -186,8 +186,8 @@ def measure(
         ranks=view.tensor,
     )
     if checkpoint.draft is not None:
-        fixed = (*fixed, *draft_workspace(checkpoint.draft.model, kernels=view.kernels, size=size,
-                                          element_bytes=element_bytes))  # fmt: skip
+        draft = draft_workspace(checkpoint.draft.model, kernels=view.kernels, size=size, element_bytes=element_bytes)
+        fixed = (*fixed, *draft)
     if manifest.lifecycle.self_test.prompts and model.pooler is None:
         fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
     if slots := state_slots(manifest, model, size.slots):
@@ -323,15 +323,14 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
     else:
         adapters = slot_holdings(checkpoint.model, *checkpoint.adapter_slots, view.tensor, view.activations)
     own = footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
-    return (*adapters, *own, *(_draft_holdings(checkpoint.draft, view) if rank == 0 else ()))
+    draft = draft_holdings(checkpoint, view) if rank == 0 else ()
+    return (*adapters, *own, *(one._replace(part="draft") for one in draft))
 
 
-def _draft_holdings(draft: Checkpoint | None, view: View) -> tuple[Holding, ...]:
-    """Return the weights of a draft model, which rank 0 has whole."""
-    if draft is None:
-        return ()
-    found = footprint(draft.model, draft.tensors, draft.quantization, _holder(view, 0, 1))
-    return tuple(one._replace(part="draft") for one in found)
+def draft_holdings(checkpoint: Checkpoint, view: View) -> tuple[Holding, ...]:
+    """Return the weights of the draft model, which rank 0 has whole, by their parts in this model."""
+    draft = checkpoint.draft
+    return () if draft is None else footprint(draft.model, draft.tensors, draft.quantization, _holder(view, 0, 1))
 
 
 def _holder(view: View, rank: int, ranks: int) -> Holder:
@@ -358,14 +357,18 @@ def _adapter_stacks(checkpoint: Checkpoint, view: View) -> tuple[AdapterStack, .
 
 def _pages(checkpoint: Checkpoint, view: View) -> Layout:
     """Return the layout of the pages, including those of a draft model."""
-    own = _own_pages(checkpoint, view, view.tensor)
-    # Rank 0 alone has a draft model. All ranks have equally many blocks.
-    return own if checkpoint.draft is None else with_draft(own, _own_pages(checkpoint.draft, view, 1))
+    own, draft = _own_pages(checkpoint.model, view, view.tensor), draft_pages(checkpoint, view)
+    return own if draft is None else with_draft(own, draft)
 
 
-def _own_pages(checkpoint: Checkpoint, view: View, ranks: int) -> Layout:
+def draft_pages(checkpoint: Checkpoint, view: View) -> Layout | None:
+    """Return the layout of the draft model's pages. Rank 0 alone has them; all ranks have equally many blocks."""
+    return None if checkpoint.draft is None else _own_pages(checkpoint.draft.model, view, 1)
+
+
+def _own_pages(model: Model, view: View, ranks: int) -> Layout:
     return layout(
-        checkpoint.model,
+        model,
         block_tokens=view.block_tokens,
         element_bytes=ELEMENT_BYTES[view.kv_cache],
         scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
@@ -399,4 +402,4 @@ def source_step(manifest: Manifest, checkpoint: Checkpoint, running: int) -> int
 
 def _table_context(manifest: Manifest, checkpoint: Checkpoint) -> int:
     wanted = manifest.model.max_context
-    return checkpoint.model.max_context if wanted == "auto" else wanted
+    return checkpoint.max_context if wanted == "auto" else wanted

@@ -1,6 +1,7 @@
 """Reason, cost and expected gain of speculative decoding, for the plan."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from appliance.config.manifest import Manifest
 from appliance.constraints.rule import View
@@ -34,41 +35,49 @@ def speculation(
         "draft": f"up to {wanted.tokens} tokens of the draft model",
         "mtp": f"up to {wanted.tokens} tokens of the checkpoint's prediction head",
     }
+    source = drafts[method]
     if checkpoint.draft is not None:
-        return Choice(method, _of_model(drafts[method], bytes_, wanted.tokens, holdings))
-    cost = f"drafts are {drafts[method]}; their logits take {bytes_}, and steps of such requests are not planned ahead"
+        weights = spell_bytes(sum(one.bytes for one in holdings if one.part == "draft"))
+        source = f"{source}, whose weights of {weights} are read once for each"
+    cost = f"drafts are {source}; their logits take {bytes_}, and steps of such requests are not planned ahead"
     if wanted.method == "auto":
         cost = f"{draft_method_why(view)}; {cost}; drafts pause while they do not pay"
     return Choice(method, cost)
 
 
-def draft_gains(
-    steps: Sequence[tuple[StepSeconds, StepSeconds]], tokens: int
-) -> tuple[tuple[DraftGain, ...], tuple[Account, ...]]:
-    """Return the expected gain by the roofline for each number of rows, with its derivation. steps: times of a step
-    without drafts, and with drafts of `tokens` tokens for each row."""
+@dataclass(frozen=True)
+class DraftSteps:
+    """Times at one number of rows."""
+
+    plain: StepSeconds  # step without drafts
+    verifying: StepSeconds  # step that verifies a draft of the largest length for each row
+    passed: StepSeconds | None = None  # pass of the draft model, of which each draft token takes one
+
+
+def draft_gains(steps: Sequence[DraftSteps], tokens: int) -> tuple[tuple[DraftGain, ...], tuple[Account, ...]]:
+    """Return the expected gain by the roofline for each number of rows, with its derivation. tokens: of each draft.
+
+    A step has 1 + rate + rate² + … tokens on average (Leviathan et al., Fast Inference from Transformers via
+    Speculative Decoding, 2023)."""
     gains, accounts = [], []
-    for plain, drafted in steps:
-        expected = tuple(
-            (rate, sum(rate**n for n in range(tokens + 1)) * plain.seconds / drafted.seconds) for rate in ACCEPTANCE
-        )
-        gains.append(DraftGain(plain.rows, drafted.seconds / plain.seconds, expected))
+    for one in steps:
+        rows, plain = one.plain.rows, one.plain.seconds
+        seconds, formula = one.verifying.seconds, number(one.verifying.seconds)
         lines = [
-            leading("step without drafts", plain.formula, plain.seconds, "s"),
-            leading("step with drafts", drafted.formula, drafted.seconds, "s"),
-            *(
-                leading(
-                    f"gain if {100 * rate:.0f} % are accepted",
-                    f"{_accepted_length(rate, tokens)} × {number(plain.seconds)} / {number(drafted.seconds)}",
-                    gain,
-                    "×",
-                )
-                for rate, gain in expected
-            ),
+            leading("step without drafts", one.plain.formula, plain, "s"),
+            leading("step with drafts", one.verifying.formula, seconds, "s"),
         ]
-        what = "row" if plain.rows == 1 else "rows"
-        title = f"the ceiling of the gain by drafts of {tokens} tokens for {plain.rows} {what}"
-        accounts.append(Account(f"drafts:{plain.rows}", title, tuple(lines), "×", is_sum=False))
+        if one.passed is not None:
+            lines.append(leading("pass of the draft model", one.passed.formula, one.passed.seconds, "s"))
+            seconds += tokens * one.passed.seconds
+            formula = f"({formula} + {number(tokens)} × {number(one.passed.seconds)})"
+        expected = tuple((rate, sum(rate**n for n in range(tokens + 1)) * plain / seconds) for rate in ACCEPTANCE)
+        gains.append(DraftGain(rows, seconds / plain, expected))
+        for rate, gain in expected:
+            length = f"{_accepted_length(rate, tokens)} × {number(plain)} / {formula}"
+            lines.append(leading(f"gain if {100 * rate:.0f} % are accepted", length, gain, "×"))
+        title = f"the ceiling of the gain by drafts of {tokens} tokens for {rows} {'row' if rows == 1 else 'rows'}"
+        accounts.append(Account(f"drafts:{rows}", title, tuple(lines), "×", is_sum=False))
     return tuple(gains), tuple(accounts)
 
 
@@ -78,23 +87,3 @@ def _accepted_length(rate: float, tokens: int) -> str:
     for _ in range(tokens):
         formula = f"(1 + {number(rate)} × {formula})"
     return formula
-
-
-def _of_model(drafts: str, logits: str, tokens: int, holdings: Sequence[Holding]) -> str:
-    own = sum(one.bytes for one in holdings if one.part != "draft")
-    draft = sum(one.bytes for one in holdings if one.part == "draft")
-    gains = ", ".join(f"{speedup(own, draft, tokens, rate):.1f} at {rate:.0%}" for rate in ACCEPTANCE)
-    return (
-        f"drafts are {drafts}, whose weights of {spell_bytes(draft)} are read once for each; their logits take "
-        f"{logits}. By the bytes of both models, a single reply is this many times as fast at these rates of "
-        f"acceptance: {gains}"
-    )
-
-
-def speedup(target: int, draft: int, tokens: int, rate: float) -> float:
-    """Return how many times as fast a single reply is, if reading weights takes all of the time.
-
-    A step reads the target once and the draft model `tokens` times. It has 1 + rate + rate² + … tokens on average
-    (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023)."""
-    length = sum(rate**number for number in range(tokens + 1))
-    return length * target / (target + tokens * draft)

@@ -15,7 +15,6 @@ KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4", "fp8"]
 HeadBits = Literal["auto", "stored", "int8", "int4"]
 SpeculationMethod = Literal["off", "jump-ahead", "ngram", "suffix", "draft", "mtp"]
-LOOKUP: tuple[SpeculationMethod, ...] = ("ngram", "suffix")  # draft for every request, without a model
 MatmulPrecision = Literal["highest", "high", "medium", "bfloat16"]
 Config = TypeVar("Config")
 MEDIA_TOKENS = 1024  # default of max_media_tokens
@@ -192,7 +191,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: str = ""
     """Folder of the draft model."""
     adaptive: bool = False
-    """Pause drafts per request and per number of running requests while measurements say that they do not pay."""
+    """Pause drafts per request and per number of running requests while measurements say that they do not pay. Only of
+    methods without a model, whose drafts are a part of the step before."""
     tokens: int = 4
     """Maximum number of tokens of a draft by lookup or a model, and of rows of logits for drafts alone. Forced text
     also uses the rows that other requests leave."""
@@ -219,6 +219,11 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError(
                 f"speculation.method={self.method}: the method draft needs speculation.model, the folder of a draft "
                 "model, and no other method has one"
+            )
+        if self.adaptive and (self.has_model or not self.enabled):
+            raise ConfigError(
+                f"speculation.adaptive: drafts of speculation.method={self.method} cannot pause; set it to false, "
+                "or the method to ngram or suffix"
             )
 
 

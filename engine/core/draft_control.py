@@ -17,7 +17,7 @@ PLAIN_STEPS = 4  # measured steps without drafts before the first draft of a lev
 DRAFTED_STEPS = 3  # measured steps with drafts before drafts may pause
 REFRESH = 256  # steps after which the time without drafts is measured again
 WINDOW = 16  # steps of the moving averages
-OUTLIER = 3.0  # a time is counted as at most this multiple of the average
+OUTLIER = 3.0  # a time is counted as at most this multiple of the average; of a draft, also as a step without drafts
 FIRST_PAUSE, LAST_PAUSE = 16, 512  # of a request in tokens, of a level in steps; doubled each time
 MISSES = 16  # drafts without a match after which a request pauses
 DECAY = 0.9  # weight of earlier drafts of a request, per draft
@@ -114,11 +114,13 @@ class DraftControl:
         seconds = now - (started if before is None else before)
         level = self.state.levels.setdefault(rows.bit_length(), LoadLevel())
         if not drafts:
-            level.plain = _average(level.plain, level.plain_steps, seconds)
+            level.plain = _average(level.plain, level.plain_steps, seconds, OUTLIER * level.plain)
             level.plain_steps += 1
             level.plain_at = step
         elif level.plain_steps:
-            level.token = _average(level.token, level.drafted_steps, max(0.0, seconds - level.plain) / drafts)
+            token = max(0.0, seconds - level.plain) / drafts
+            most = max(OUTLIER * level.token, level.plain / drafts)  # the average may be 0
+            level.token = _average(level.token, level.drafted_steps, token, most)
             level.drafted_steps += 1
             self._pause(level, rows, step)
 
@@ -133,8 +135,8 @@ class DraftControl:
             level.drafted_steps = DRAFTED_STEPS - 1  # the next draft decides again
 
 
-def _average(mean: float, count: int, value: float) -> float:
-    """Return the moving average after one more value."""
+def _average(mean: float, count: int, value: float, most: float) -> float:
+    """Return the moving average after one more value. most: counted of a value, unless it is one of the first."""
     if count >= DRAFTED_STEPS:
-        value = min(value, OUTLIER * mean)
+        value = min(value, most)
     return mean + (value - mean) / min(count + 1, WINDOW)

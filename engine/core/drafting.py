@@ -1,4 +1,7 @@
-"""Drafts of the next tokens of a request: forced text first, then the method of `speculation.method`."""
+"""Drafts of the next tokens of a request: forced text first, then the method of `speculation.method`.
+
+Lookup methods search a draft when a step is planned. The draft of a model is part of the result of the step before
+(engine/worker/drafting.py)."""
 
 from collections.abc import Callable
 
@@ -20,7 +23,12 @@ class Drafting:
 
     def __init__(self, config: SpeculationConfig, *, shared: bool) -> None:
         self._config, self._shared = config, shared
-        self.search: Propose = {"ngram": self._ngram, "suffix": self._suffix}.get(config.method, _nothing)
+        self.search: Propose = {
+            "ngram": self._ngram,
+            "suffix": self._suffix,
+            "draft": _of_model,
+            "mtp": _of_model,
+        }.get(config.method, _nothing)
         self.control = DraftControl()
         self.replies = RecentReplies(config.ngram_min)
         self.clock: Callable[[], float] = _no_time
@@ -89,6 +97,11 @@ class Drafting:
         if sequence.index is None:
             sequence.index = NgramIndex(self._config.ngram_min)
         return sequence.index
+
+
+def _of_model(sequence: Sequence, count: int) -> tuple[int, ...]:
+    """Return the draft of a model, which the last step of the request computed."""
+    return sequence.proposed[:count]
 
 
 def _nothing(sequence: Sequence, count: int) -> tuple[int, ...]:

@@ -166,8 +166,9 @@ def with_draft(own: Layout, draft: Layout) -> Layout:
     return replace(own, draft_bytes=len(draft.groups) * draft.block_bytes)
 
 
-def shared_group(target: Sequence[Group], draft: Sequence[Group]) -> int | None:
-    """Return the number of a group of the target whose block tables a draft model can use, or None.
+def shared_group(target: Sequence[Group], draft: Sequence[Group]) -> int:
+    """Return the number of a group of the target whose block tables a draft model can use. Raises ConfigError if there
+    is none.
 
     It keeps all positions that any layer of the draft model attends to."""
     reaches = [group.reach for group in draft]
@@ -176,7 +177,10 @@ def shared_group(target: Sequence[Group], draft: Sequence[Group]) -> int | None:
             return number
         if group.window is not None and all(reach is not None and reach <= group.window for reach in reaches):
             return number
-    return None
+    raise ConfigError(
+        "the draft model attends to more tokens than the target keeps; set speculation.model to one with the target's "
+        "attention window"
+    )
 
 
 Kind = tuple[int | None, int | None, int, int, int]  # window, chunk; planes, KV heads and head dimension of a page

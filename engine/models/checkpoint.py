@@ -66,6 +66,17 @@ class Checkpoint:
     draft: "Checkpoint | None" = None  # model that drafts tokens for speculative decoding
     assumed: tuple[str, ...] = ()  # assumptions of a plan for a folder without weights, one statement each
 
+    @property
+    def limited_by_draft(self) -> bool:
+        """Return whether the draft model has the shorter context."""
+        return self.draft is not None and self.draft.model.max_context < self.model.max_context
+
+    @property
+    def max_context(self) -> int:
+        """Return the longest context of the model and its draft model."""
+        longest = self.model.max_context
+        return longest if self.draft is None else min(longest, self.draft.model.max_context)
+
 
 def read_checkpoint(
     path: str | Path, trust_remote_code: bool = False, *, weights: bool = True, task: TaskConfig = AS_IT_IS

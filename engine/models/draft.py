@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from engine.api.errors import CheckpointError, ConfigError
@@ -14,6 +15,8 @@ from engine.text.tokenizer import Tokenizer
 def read_draft(path: str, target: Checkpoint, max_context: int = 0) -> Checkpoint:
     """Read and check the draft model of a target. Raises CheckpointError for a model that cannot draft, or of another
     vocabulary, ConfigError for one whose context is shorter than `max_context`."""
+    if not Path(path).exists():
+        raise CheckpointError(f"{path}: no such directory; set speculation.model to the folder of a draft model")
     draft = read_checkpoint(path)
     problem = _target_problem(target.model) or draft_problem(draft.model) or _vocabulary_problem(target, draft)
     if problem:
@@ -32,8 +35,8 @@ def prediction_head(target: Checkpoint) -> Checkpoint:
     predictor = target.model.predictor
     if predictor is None:
         raise CheckpointError(
-            f"{target.path}: {target.architecture} has no prediction heads here; set speculation.method to another "
-            "value"
+            f"{target.path}: {target.architecture} has no prediction heads that are supported; set "
+            "speculation.method to another value"
         )
     tensors = _renamed(target.tensors, predictor)
     if not any(name.startswith("model.layers.0.") for name in tensors):
@@ -73,7 +76,7 @@ COPIES = ("embed_tokens.", "shared_head.head.")
 
 def _target_problem(target: Model) -> str:
     if target.encoder is not None:
-        return "an encoder-decoder model has no draft model; set speculation.method to off, jump-ahead or ngram"
+        return "an encoder-decoder model has no draft model; set speculation.method to another value"
     return ""
 
 

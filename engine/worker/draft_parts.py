@@ -59,10 +59,4 @@ def read_draft_parts(
         element_bytes=page_dtype.itemsize,
         scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
     )
-    group = shared_group(form.groups, own.groups)
-    if group is None:
-        raise ConfigError(
-            f"speculation.model: {checkpoint.path}: the draft model attends to more tokens than the target keeps; use "
-            "one with the target's attention window"
-        )
-    return DraftParts(checkpoint, own, page_dtype, group, is_head)
+    return DraftParts(checkpoint, own, page_dtype, shared_group(form.groups, own.groups), is_head)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import transformers
 
 from appliance.cli.main import main
 from appliance.config import exits
@@ -13,10 +14,10 @@ from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
 from appliance.hardware.described import hardware
 from appliance.planning.memory import planned_parts
-from appliance.planning.speculation import speedup
 from appliance.planning.validate import validate
 from engine.worker.build import build_worker
 from kernels.cpu.library import best
+from tests.engine.test_draft_models import SHAPE
 from tests.engine.test_prediction_heads import Reference
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,7 +70,12 @@ def test_the_context_of_the_draft_model_limits_the_context(manifest: Write, tmp_
     config = json.loads((tmp_path / "short" / "config.json").read_text())
     whole = config["max_position_embeddings"]
     (tmp_path / "short" / "config.json").write_text(json.dumps({**config, "max_position_embeddings": whole // 2}))
-    assert validate(Given(path)).engines[0].model.max_context == whole // 2
+    plan = validate(Given(path))
+    assert plan.engines[0].model.max_context == whole // 2
+    (found,) = (one for one in plan.effective if one.key == "model.max_context")
+    assert found.reason == "maximum of the draft model"
+    with pytest.raises(Refused, match=f"the draft model supports {whole // 2} tokens"):
+        validate(Given(path, (Option("--set", "model.max_context", str(whole)),)))
 
 
 @pytest.mark.parametrize("kernels", ["torch", best()])
@@ -102,7 +108,11 @@ def problems(path: Path) -> dict[str, str]:
         ("speculation: {method: ngram, model: demo}\n", "speculation.model", "ngram has no draft model"),
         ("speculation: {method: mtp}\n", "speculation.method", "Qwen3ForCausalLM has no prediction heads"),
         ("speculation: {method: mtp, model: demo}\n", "speculation.model", "mtp has no draft model"),
-        ("speculation: {method: draft, model: nothing}\n", "speculation.model", "nothing: no such directory"),
+        (
+            "speculation: {method: draft, model: nothing}\n",
+            "speculation.model",
+            "nothing: no such directory; set",
+        ),
     ],
 )
 def test_wrong_keys_are_refused_before_anything_starts(text: str, key: str, message: str, manifest: Write):
@@ -140,11 +150,32 @@ def test_deployments_refuse_a_draft_model(manifest: Write, capsys: pytest.Captur
     assert "no volume for the folder of a draft model" in capsys.readouterr().err
 
 
-def test_the_plan_states_the_gain_at_several_rates(manifest: Write):
-    plan = validate(Given(manifest(DRAFT)))
+def test_the_expected_gain_counts_a_pass_for_each_draft_token(manifest: Write) -> None:
+    """The draft model is the same model, so a pass takes as long as a step of one row."""
+    settings = (Option("--set", "hardware.kernels", "torch"),)
+    plan = validate(Given(manifest(DRAFT), settings))
     (found,) = (one for one in plan.effective if one.key == "speculation.method")
-    draft, own = plan.memory.parts["draft"], sum(plan.memory.parts.values()) - plan.memory.parts["draft"]
-    assert draft == own
-    assert "at these rates of acceptance: 0.4 at 30%, 0.5 at 50%, 0.6 at 70%, 0.9 at 90%" in found.reason
-    assert speedup(own, draft, 3, 0.5) == pytest.approx(1.875 / 4)
-    assert speedup(100, 0, 3, 1.0) == pytest.approx(4)
+    assert "of the draft model, whose weights of 12.4 MiB are read once for each" in found.reason
+    assert plan.estimate.roofline is not None
+    drafts, plain = plan.estimate.roofline.drafts, validate(Given(manifest(""), settings)).estimate.roofline
+    assert plain is not None and plain.decode == plan.estimate.roofline.decode, "drafts are not in the ceilings"
+    assert drafts[0].rows == 1 and drafts[0].step == pytest.approx(4)
+    assert dict(drafts[0].gains)[0.5] == pytest.approx(1.875 / 4)
+    (account,) = (one for one in plan.estimate.accounts if one.key == "drafts:1")
+    assert [step.name for step in account.steps[:3]] == [
+        "step without drafts",
+        "step with drafts",
+        "pass of the draft model",
+    ]
+
+
+def test_a_draft_model_that_attends_to_more_tokens_is_refused(manifest: Write, tmp_path: Path) -> None:
+    """The target frees the blocks before its window, which this draft model would read."""
+    path = manifest(DRAFT)
+    for name, window in (("target", 9), ("demo", None)):
+        config = transformers.MistralConfig(**{**SHAPE, "vocab_size": 300}, sliding_window=window)
+        transformers.MistralForCausalLM(config).save_pretrained(tmp_path / name)
+        shutil.copy(ROOT / "manifests" / "demo" / "tokenizer.json", tmp_path / name)
+    path.write_text(path.read_text().replace("source: {path: demo}", "source: {path: target}"))
+    found = problems(path)
+    assert list(found) == ["speculation.model"] and "attends to more tokens" in found["speculation.model"]

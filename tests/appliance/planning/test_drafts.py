@@ -21,7 +21,7 @@ def test_auto_selects_an_adaptive_method_and_says_why(tmp_path: Path) -> None:
     assert plan.engines[0].speculation.method == plan.gateway.speculation == "suffix"
     assert plan.engines[0].speculation.adaptive
     said = as_text(plan)
-    assert "auto → suffix" in said and "no draft heads" in said and "pause while they do not pay" in said
+    assert "auto → suffix" in said and "lookup needs no draft model" in said and "pause while they do not pay" in said
 
 
 def test_drafts_take_memory_for_their_logits(tmp_path: Path) -> None:

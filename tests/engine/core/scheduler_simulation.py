@@ -121,7 +121,8 @@ class Device:
         assert self.snapshots is not None or not (plan.restored or plan.saved), "snapshots of a model without state"
         sampled = [self._sample(row) for row in plan.rows]
         further = {at: tokens[1:] for at, tokens in enumerate(sampled) if len(tokens) > 1}
-        return StepResult(plan.step, tuple(tokens[0] for tokens in sampled), further)
+        drafts = {at: self._draft(row) for at, row in enumerate(plan.rows) if row.lookahead}
+        return StepResult(plan.step, tuple(tokens[0] for tokens in sampled), further, drafts=drafts)
 
     def _run_states(self, plan, values):
         """The state that a dropped request left is not cleared: only position 0 begins with zeros."""
@@ -185,6 +186,17 @@ class Device:
             if sampled[-1] != draft:
                 break
         return tuple(sampled)
+
+    def _draft(self, row):
+        """The tokens of a draft model, every third of them wrong. It computes the position before each of them."""
+        known, drafts = self.table[row.slot], ()
+        for _ in range(row.lookahead):
+            ids = [*known.ids, *drafts]
+            for table in known.tables:
+                block = table[(len(ids) - 1) // self.layout.block_tokens]
+                assert 0 < block < self.blocks, f"a draft model writes to block {block}"
+            drafts += ((next_token(ids) + (len(ids) % 3 == 0)) % VOCAB,)
+        return drafts
 
 
 @dataclass

@@ -92,6 +92,14 @@ def test_one_interruption_of_the_machine_does_not_decide():
     assert control.state.levels[1].plain < 0.04
 
 
+def test_drafts_that_cost_nothing_at_first_may_cost_something_later():
+    control = measured(8, 0.1, 0.0)
+    assert control.break_even(8) == 0.0
+    for step in range(100, 130):
+        control.applied(8, 4, step, 0.0, 0.18, running=False)
+    assert not control.allows(8, 130), "a draft token takes 0.02 s, more than a token without drafts"
+
+
 def accepted(*drafts):
     found = Acceptance()
     for drafted, taken in drafts:

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from scheduler_simulation import Load, make_layout, simulate
 
 from engine.api.config import SpeculationConfig
+from engine.api.errors import ConfigError
 from engine.api.messages import Sampling, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.drafting import Drafting
@@ -22,6 +24,7 @@ METHODS = {
     "ngram": config("ngram"),
     "suffix": config("suffix"),
     "auto": config("suffix", adaptive=True),
+    "mtp": config("mtp"),
 }
 LOADS = [
     Load(seed, windows, blocks=blocks, max_step_tokens=budget, overlap=overlap, replies=(7, 30), requests=16)
@@ -75,6 +78,25 @@ def test_decisions_depend_on_the_times_of_events_alone():
     load = replace(LOADS[1], requests=40, draft_cost=0.2, speculation=METHODS["auto"])
     first, second = simulate(load), simulate(load)
     assert first.now == second.now and first.scheduler.counters == second.scheduler.counters
+
+
+@pytest.mark.parametrize("method", ["off", "mtp"])
+def test_drafts_of_a_model_do_not_pause(method):
+    """Their time is a part of the step before, which would count as time without drafts."""
+    with pytest.raises(ConfigError, match=f"speculation.method={method} cannot pause; set it to false"):
+        config(method, adaptive=True)
+
+
+@pytest.mark.parametrize("method", ["draft", "mtp"])
+def test_the_draft_of_a_model_is_verified(method):
+    """No lookup takes its place, and it ends at the maximum of a draft."""
+    own = SpeculationConfig(method=method, model="folder" if method == "draft" else "", tokens=2)
+    drafting, sequence = Drafting(own, shared=True), request([1, 2, 1, 2, 1], "", -1)
+    assert drafting.propose(sequence, 4, 1) == ()
+    sequence.proposed = (5, 6, 7)
+    assert drafting.propose(sequence, 4, 1) == (5, 6) and drafting.propose(sequence, 1, 1) == (5,)
+    sequence.forced = (3,)
+    assert drafting.propose(sequence, 4, 1) == (3,)
 
 
 def request(prompt, salt, adapter, reply=()):
@@ -206,7 +228,19 @@ def blocks_of_drafts_not_allocated(monkeypatch):
     wrap(monkeypatch, Scheduler, "_allocate", make)
 
 
+def blocks_of_the_draft_model_not_allocated(monkeypatch):
+    def make(right):
+        def look_ahead(self, draft, sequence, row):
+            ahead = right(self, draft, sequence, row).lookahead
+            return msgspec.structs.replace(row, lookahead=ahead)
+
+        return look_ahead
+
+    wrap(monkeypatch, Scheduler, "_look_ahead", make)
+
+
 FAULTS = [
+    blocks_of_the_draft_model_not_allocated,
     plans_ahead_of_a_draft_of_a_request_that_pauses,
     plans_ahead_of_drafts,
     more_rows_of_logits_than_planned,
@@ -223,5 +257,5 @@ def test_injected_fault_of_drafts_is_detected(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         for load in (*LOADS, PAUSING):
-            for method in ("suffix", "auto"):
+            for method in ("suffix", "auto", "mtp"):
                 simulate(replace(load, speculation=METHODS[method]))

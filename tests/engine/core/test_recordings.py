@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from scheduler_simulation import WINDOWS, Load, make_layout, simulate
 
+from engine.api.config import SpeculationConfig
 from engine.api.messages import Sampling, Submit
 from engine.core.config import EncoderLimits, PooledTasks, SchedulerConfig
 from engine.core.plan import StepResult
@@ -82,9 +83,39 @@ class Restored(Scheduler):
 def test_a_restored_scheduler_has_the_whole_state_at_every_step(policy: str, windows: str) -> None:
     Restored.compared = 0
     snapshots = 5 if policy == "fcfs" else None
-    load = Load(3, WINDOWS[windows], requests=16, blocks=30, policy=policy, scheduler=Restored, snapshots=snapshots)
+    load = Load(3, WINDOWS[windows], requests=20, blocks=30, policy=policy, scheduler=Restored, snapshots=snapshots)
     simulate(load)
     assert Restored.compared > 40
+
+
+class PlansTwice(Scheduler):
+    """Scheduler that compares each plan with the plan of its state restored from a recording."""
+
+    drafts = 0
+
+    def plan(self, now: float) -> Planned | None:
+        other = Scheduler(self.config)
+        restore(other, msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot(self)), type=SchedulerState))
+        planned, again = super().plan(now), other.plan(now)
+        assert (planned and planned.plan) == (again and again.plan)
+        if planned is not None:
+            type(self).drafts += sum(len(row.drafts) for row in planned.plan.rows)
+        return planned
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        SpeculationConfig(method="suffix", ngram_min=1),
+        SpeculationConfig(method="suffix", ngram_min=1, adaptive=True),
+        SpeculationConfig(method="mtp"),
+    ],
+    ids=("suffix", "auto", "mtp"),
+)
+def test_a_restored_scheduler_plans_the_same_drafts(speculation: SpeculationConfig) -> None:
+    PlansTwice.drafts = 0
+    simulate(Load(3, (None,), requests=16, replies=(30,), scheduler=PlansTwice, speculation=speculation))
+    assert PlansTwice.drafts > 60
 
 
 def test_every_configuration_is_recorded_whole() -> None:
