@@ -175,7 +175,7 @@ def test_the_demo_model_adds_up_with_rounded_weights_from_a_first_and_a_second_s
         ),
         ({"kernels": "torch", "kv_dtype": "int8"}, "kv_dtype=int8: torch kernels support float32, bfloat16, float16$"),
         ({"kernels": "base", "kv_dtype": "fp8"}, "kv_dtype=fp8: base kernels support .* bfloat16, float16, int8$"),
-        ({"kernels": "torch", "weights": "int8"}, "supported only by compiled kernels, not by torch"),
+        ({"kernels": "torch", "weights": "int8"}, "supported only by compiled and triton kernels, not by torch"),
     ],
 )
 def test_unsupported_kernel_settings_are_rejected(settings, words):
