@@ -260,11 +260,12 @@ class _Run:
         return AdapterRows.of(self.step.adapters[:, None], self.adapters.num_adapters)
 
     def adapter_pairs(self, chosen: Value, num_experts: int) -> AdapterRows:
-        """Return the pairs of a layer's experts by adapter and expert."""
+        """Return the pairs of a layer's experts by adapter and expert. Those of zero-computation experts have none."""
         assert self.step.adapters is not None, "a step of a model with adapters has the adapter of each token"
         groups = self.adapters.num_adapters * num_experts
-        of_pairs = self.step.adapters[:, None] * num_experts + self[chosen].expert_ids
-        return AdapterRows.of(of_pairs.clamp_(max=groups), groups)
+        expert_ids = self[chosen].expert_ids
+        of_pairs = self.step.adapters[:, None] * num_experts + expert_ids
+        return AdapterRows.of(of_pairs.masked_fill_(expert_ids >= num_experts, groups).clamp_(max=groups), groups)
 
     @property
     def state_rows(self) -> tuple[Tensor, Tensor, Tensor]:
