@@ -635,7 +635,7 @@ def _cut_heads(op: CutHeads, run: _Run) -> None:
 def _gate(op: Gate, run: _Run) -> None:
     gate = run.columns(op.gate)
     factor = gate.sigmoid() if op.act == "sigmoid" else gate
-    run[op.y] = run.columns(op.x) * factor.repeat_interleave(op.x.width // op.gate.width, 1)
+    run[op.y] = (run.columns(op.x).unflatten(1, (op.gate.width, -1)) * factor.unsqueeze(2)).flatten(1)
 
 
 def _causal_conv(op: CausalConv, run: _Run) -> None:
