@@ -260,7 +260,7 @@ class _Run:
         return AdapterRows.of(self.step.adapters[:, None], self.adapters.num_adapters)
 
     def adapter_pairs(self, chosen: Value, num_experts: int) -> AdapterRows:
-        """Return the pairs of a layer's experts by adapter and expert. Those of zero-computation experts have none."""
+        """Return the pairs of a layer's experts by adapter and expert, except pairs with zero-computation experts."""
         assert self.step.adapters is not None, "a step of a model with adapters has the adapter of each token"
         groups = self.adapters.num_adapters * num_experts
         expert_ids = self[chosen].expert_ids

@@ -142,8 +142,9 @@ def largest_step(parts: DeviceParts, pages: Tensor, tokens: int, longest: int) -
 
 
 def _prompts(layout: Layout, pages: Tensor, tokens: int, longest: int) -> DeviceStep:
-    """Return a step of prompts that read the null block and write no keys. Its tables are as wide as those of a request
-    of `longest` tokens, because some operations have memory for all positions of a table."""
+    """Return a step of prompts that read the null block and write no keys.
+
+    Its tables have room for `longest` tokens, because an indexer has memory for all positions of a table."""
     starts = [*range(0, tokens, longest), tokens]
 
     def integers(values: Sequence[int]) -> Tensor:

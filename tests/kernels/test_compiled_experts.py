@@ -392,7 +392,7 @@ def test_nonfinite_row_does_not_affect_other_rows(team):
 
 @pytest.mark.parametrize("gathered", [True, False])
 def test_adapters_change_no_pair_of_a_zero_computation_expert(team, gathered):
-    """Numbers from `count` on have no matrices: behind those of the last adapter is memory of others."""
+    """Experts from number `count` on have no matrices. Other memory follows the matrices of the last adapter."""
     tokens, count, k, rank, (outputs, inputs) = 7, 2, 3, 2, (9, 8)
     packed = [pack(random(outputs, inputs, seed=e), team.tiling, "tiles_f32") for e in range(count)]
     a, b = random(2, count, inputs, 16), random(2, count, rank, outputs, seed=1)
