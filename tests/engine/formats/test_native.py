@@ -54,7 +54,7 @@ def test_unit_of_blocks_divides_the_start_of_every_piece() -> None:
     assert block_unit([(0, 0), (0, 7)]) == 1
 
 
-def test_torch_has_no_products_with_formats_at_load_and_compiled_kernels_none_with_fp8() -> None:
+def test_executors_have_formats_at_load() -> None:
     assert load_formats("compiled") == ("int8", "int4") and load_formats("triton") == ("int8", "int4", "fp8")
     assert load_formats("torch") == ()
     assert [one.head for one in LOAD_FORMATS.values()] == ["int8", "int8", "stored"]
