@@ -260,11 +260,12 @@ class _Run:
         return AdapterRows.of(self.step.adapters[:, None], self.adapters.num_adapters)
 
     def adapter_pairs(self, chosen: Value, num_experts: int) -> AdapterRows:
-        """Return the pairs of a layer's experts by adapter and expert."""
+        """Return the pairs of a layer's experts by adapter and expert, except pairs with zero-computation experts."""
         assert self.step.adapters is not None, "a step of a model with adapters has the adapter of each token"
         groups = self.adapters.num_adapters * num_experts
-        of_pairs = self.step.adapters[:, None] * num_experts + self[chosen].expert_ids
-        return AdapterRows.of(of_pairs.clamp_(max=groups), groups)
+        expert_ids = self[chosen].expert_ids
+        of_pairs = self.step.adapters[:, None] * num_experts + expert_ids
+        return AdapterRows.of(of_pairs.masked_fill_(expert_ids >= num_experts, groups).clamp_(max=groups), groups)
 
     @property
     def state_rows(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -634,7 +635,7 @@ def _cut_heads(op: CutHeads, run: _Run) -> None:
 def _gate(op: Gate, run: _Run) -> None:
     gate = run.columns(op.gate)
     factor = gate.sigmoid() if op.act == "sigmoid" else gate
-    run[op.y] = run.columns(op.x) * factor.repeat_interleave(op.x.width // op.gate.width, 1)
+    run[op.y] = (run.columns(op.x).unflatten(1, (op.gate.width, -1)) * factor.unsqueeze(2)).flatten(1)
 
 
 def _causal_conv(op: CausalConv, run: _Run) -> None:

@@ -216,7 +216,8 @@ class LinearLayer:
 
     def _load_stacked(self, place: StackSlice, read: Read, target: Target) -> None:
         packed = target.native(self.path, self.slots, "expert")
-        if packed is None and target.bits in LOAD_FORMATS:
+        format = LOAD_FORMATS.get(target.bits)
+        if packed is None and format is not None and "expert" in format.roles(target.executor):
             stored = target.stored_dtype(read, self.path, self.slots)
             packed = target.pack(
                 self.name, stored, lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device)

@@ -450,7 +450,7 @@ def _cut_heads(op: CutHeads, run: Run) -> None:
 def _gate(op: Gate, run: Run) -> None:
     gate = _columns(op.gate, run)
     factor = gate.sigmoid() if op.act == "sigmoid" else gate
-    run[op.y] = _columns(op.x, run) * factor.repeat_interleave(op.x.width // op.gate.width, 1)
+    run[op.y] = (_columns(op.x, run).unflatten(1, (op.gate.width, -1)) * factor.unsqueeze(2)).flatten(1)
 
 
 def _causal_conv(op: CausalConv, run: Run) -> None:

@@ -18,7 +18,7 @@ from engine.api.errors import CheckpointError
 from engine.api.files import open_file, read_json_object
 from engine.models.headers import TensorInfo
 from engine.models.parts import Attention, Model, bodies
-from engine.models.sources import join
+from engine.models.sources import branch_path, join
 
 FILE = "kv_cache_scales.json"
 _UNUSED = ("q_scale", "prob_scale", "attn.q_scale", "attn.prob_scale")  # for attention computed in 8 bits
@@ -66,7 +66,8 @@ def _attentions(model: Model) -> Iterator[tuple[str, Attention]]:
         for branch in block:
             for body in bodies(branch):
                 if isinstance(body, Attention) and not body.source and not body.shared_kv:
-                    yield join(model.root, model.layers, str(index), body.name), body
+                    path = branch_path(branch, join(model.root, model.layers, str(index)), model.root)
+                    yield join(path, body.name), body
 
 
 def _names(path: str, part: Attention, which: int) -> tuple[str, ...]:

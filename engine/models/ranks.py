@@ -28,7 +28,8 @@ from engine.models.parts import (
     encoder_bodies,
 )
 from engine.models.quantized import Quantization
-from engine.models.sources import join, projections, stacked_paths
+from engine.models.sources import join, projections
+from engine.models.stored import matrix_roles
 
 MAX_RANKS = 64
 COPIED = (
@@ -136,13 +137,13 @@ def shares(units: int, what: str, size: int) -> bool:
 
 
 def _split_problems(model: Model, quantization: Quantization, size: int, executor: Executor) -> Iterator[str]:
-    stacked = stacked_paths(model)
+    roles = matrix_roles(model)
     for path, linear in projections(model):
         if linear.split != "inputs":
             continue
         paths = tuple(join(path, piece.source) for piece in linear.rows)
         native = quantization.native(paths, executor)
-        if native is None or ("expert" not in native.roles(executor) and not stacked.isdisjoint(paths)):
+        if native is None or any(roles.get(one, "projection") not in native.roles(executor) for one in paths):
             continue  # dequantized before it is divided
         problem = native.split_problem(linear.inputs, size)
         if problem is not None:

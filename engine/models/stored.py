@@ -30,10 +30,7 @@ def native_paths(model: Model, quantization: Quantization | None, executor: Exec
     has."""
     if quantization is None or not any(one.on(executor) for one in quantization.formats.values()):
         return ()
-    roles: dict[str, Role] = dict.fromkeys(stacked_paths(model), "expert")
-    roles |= {name.removesuffix(".weight"): "exact" for name in unquantized(model)}
-    roles |= {} if model.head is None else {model.head.name: "head"}
-    found: list[str] = []
+    roles, found = matrix_roles(model), list[str]()
     dequantized = expansions(model)
     for paths in fused_paths(model):
         native = quantization.native(paths, executor)
@@ -42,3 +39,10 @@ def native_paths(model: Model, quantization: Quantization | None, executor: Exec
         if all(roles.get(path, "projection") in native.roles(executor) for path in paths):
             found += paths
     return tuple(found)
+
+
+def matrix_roles(model: Model) -> dict[str, Role]:
+    """Return the roles of all matrices but plain projections, by path."""
+    roles: dict[str, Role] = dict.fromkeys(stacked_paths(model), "expert")
+    roles |= {name.removesuffix(".weight"): "exact" for name in unquantized(model)}
+    return roles | ({} if model.head is None else {model.head.name: "head"})

@@ -142,14 +142,16 @@ def largest_step(parts: DeviceParts, pages: Tensor, tokens: int, longest: int) -
 
 
 def _prompts(layout: Layout, pages: Tensor, tokens: int, longest: int) -> DeviceStep:
-    """Return a step of prompts that read the null block and write no keys."""
+    """Return a step of prompts that read the null block and write no keys.
+
+    Its tables have room for `longest` tokens, because an indexer has memory for all positions of a table."""
     starts = [*range(0, tokens, longest), tokens]
 
     def integers(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=pages.device)
 
     zeros = torch.zeros(tokens, dtype=torch.int32, device=pages.device)
-    groups, blocks = len(layout.groups), blocks_of(min(tokens, longest), layout.block_tokens)
+    groups, blocks = len(layout.groups), blocks_of(longest, layout.block_tokens)
     lengths = [stop - start for start, stop in pairwise(starts)]
     return DeviceStep(
         ids=zeros,

@@ -102,7 +102,7 @@ def _prefill_reference(
 
 
 @jit
-def _queries(
+def load_queries(
     at_q, heads, HEADS: tl.constexpr, DIM: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr, KEY: tl.constexpr
 ):
     """Return the absorbed and the rotated parts of a token's queries."""
@@ -201,7 +201,7 @@ def latent_decode_kernel(
         token = tl.load(query_start + row).to(tl.int64)
         line = table + tl.load(slot + row).to(tl.int64) * table_row
         heads = unit % BLOCKS * GROUP + tl.arange(0, GROUP)
-        q_latent, q_key = _queries(q + token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
+        q_latent, q_key = load_queries(q + token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
         acc = tl.zeros([GROUP, WIDE], tl.float32)
         top = tl.full([GROUP], -1.0e30, tl.float32)
         total = tl.zeros([GROUP], tl.float32)
@@ -273,7 +273,7 @@ def latent_prefill_kernel(
         line = table + tl.load(slot + low).to(tl.int64) * table_row
         heads = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
         at_token = token.to(tl.int64)
-        q_latent, q_key = _queries(q + at_token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
+        q_latent, q_key = load_queries(q + at_token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
         part, top, total = _attend(
             q_latent, q_key, pages, line, 0, keys, layer, scale, LAYERS, BLOCK_TOKENS, DIM, RANK, TILE
         )
@@ -284,7 +284,7 @@ def latent_prefill_kernel(
         tl.store(out + at_token * out_row + spot, (part * factor).to(out.dtype.element_ty), mask)
 
 
-def _check(q: Tensor, pages: Tensor, out: Tensor) -> None:
+def check_latents(q: Tensor, pages: Tensor, out: Tensor) -> None:
     dim, rank = q.shape[2], out.shape[2]
     if pages.dtype != q.dtype:
         raise ValueError(f"pages: {pages.dtype} where q is {q.dtype}; both must have the same type")
@@ -297,7 +297,7 @@ def _check(q: Tensor, pages: Tensor, out: Tensor) -> None:
         raise ValueError(f"out: latents of {rank} elements; must be fewer than {dim} and at most {MAX_RANK}")
 
 
-def _sizes(q: Tensor, pages: Tensor, out: Tensor, group: int) -> dict[str, int]:
+def kernel_sizes(q: Tensor, pages: Tensor, out: Tensor, group: int) -> dict[str, int]:
     _, heads, dim = q.shape
     rank = out.shape[2]
     return {
@@ -312,7 +312,7 @@ def _sizes(q: Tensor, pages: Tensor, out: Tensor, group: int) -> dict[str, int]:
     }
 
 
-def _settings(name: str, q: Tensor, out: Tensor, group: int) -> dict[str, Any]:
+def latent_settings(name: str, q: Tensor, out: Tensor, group: int) -> dict[str, Any]:
     """32 KiB of latents in a tile, and one or two more on their way, if they fit into the shared memory."""
     rank, size, room = power_of_2(out.shape[2]), q.element_size(), shared_memory(q.device)
     tile = max(16, min(64, 32768 // (rank * size)))
@@ -333,9 +333,9 @@ def _decode(
     out: Tensor,
     scale: float,
 ) -> tuple[Tensor]:
-    _check(q, pages, out)
+    check_latents(q, pages, out)
     heads, rank, rows = q.shape[1], out.shape[2], lengths.shape[0]
-    items, chosen = schedule.shape[0] - 1 - rows, _settings("latent_decode", q, out, DECODE_HEADS)
+    items, chosen = schedule.shape[0] - 1 - rows, latent_settings("latent_decode", q, out, DECODE_HEADS)
     sums = torch.empty((items, heads, rank), dtype=torch.float32, device=q.device)
     stats = torch.empty((items, 2, heads), dtype=torch.float32, device=q.device)
     launch(
@@ -358,7 +358,7 @@ def _decode(
         table.stride(0),
         scale * LOG2_E,
         BLOCKS=head_blocks(heads),
-        **_sizes(q, pages, out, DECODE_HEADS),
+        **kernel_sizes(q, pages, out, DECODE_HEADS),
         TILE=chosen["tile"],
         warps=chosen["warps"],
         stages=chosen["stages"],
@@ -395,9 +395,9 @@ def _prefill(
     out: Tensor,
     scale: float,
 ) -> tuple[Tensor]:
-    _check(q, pages, out)
+    check_latents(q, pages, out)
     group = min(PREFILL_HEADS, max(16, power_of_2(q.shape[1])))
-    chosen = _settings("latent_prefill", q, out, group)
+    chosen = latent_settings("latent_prefill", q, out, group)
     launch(
         latent_prefill_kernel,
         (-(-q.shape[1] // group) if len(lengths) else 0, q.shape[0]),
@@ -415,7 +415,7 @@ def _prefill(
         check_heads(out, "out"),
         table.stride(0),
         scale * LOG2_E,
-        **_sizes(q, pages, out, group),
+        **kernel_sizes(q, pages, out, group),
         TILE=chosen["tile"],
         warps=chosen["warps"],
         stages=chosen["stages"],

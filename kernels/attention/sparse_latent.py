@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.common import LOG2_E, check_heads, final_factor, softmax_weights
-from kernels.attention.latent import _check, _queries, _settings, _sizes
+from kernels.attention.latent import check_latents, kernel_sizes, latent_settings, load_queries
 from kernels.attention.select import page_inputs, single_row_of
 from kernels.jit import jit, launch, tl
 from kernels.op import Args, Case, Make, Op
@@ -91,7 +91,7 @@ def sparse_latent_kernel(
         line = table + tl.load(slot + low).to(tl.int64) * table_row
         heads = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
         at_token = token.to(tl.int64)
-        q_latent, q_key = _queries(q + at_token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
+        q_latent, q_key = load_queries(q + at_token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
         at, at_key = tl.arange(0, WIDE), tl.arange(0, KEY)
         part = tl.zeros([GROUP, WIDE], tl.float32)
         top = tl.full([GROUP], -1.0e30, tl.float32)
@@ -129,10 +129,10 @@ def _triton(
     out: Tensor,
     scale: float,
 ) -> tuple[Tensor]:
-    _check(q, pages, out)
+    check_latents(q, pages, out)
     if not selected.is_contiguous():
         raise ValueError("selected: must be contiguous")
-    chosen = _settings("sparse_latent", q, out, HEADS_AT_ONCE)
+    chosen = latent_settings("sparse_latent", q, out, HEADS_AT_ONCE)
     launch(
         sparse_latent_kernel,
         (-(-q.shape[1] // HEADS_AT_ONCE) if len(lengths) else 0, q.shape[0]),
@@ -150,7 +150,7 @@ def _triton(
         check_heads(out, "out"),
         table.stride(0),
         scale * LOG2_E,
-        **_sizes(q, pages, out, HEADS_AT_ONCE),
+        **kernel_sizes(q, pages, out, HEADS_AT_ONCE),
         TOP_K=selected.shape[1],
         TILE=chosen["tile"],
         warps=chosen["warps"],

@@ -79,8 +79,9 @@ static void lora_experts_row(const LoraExperts& op, int64_t token, const Step& s
     for (int64_t at = token * op.k; at < (token + 1) * op.k; at++) {
         const int64_t place = op.gathered ? at : order.place[size_t(at)], pair = order.pair[size_t(place)];
         const int64_t adapter = adapter_of(step, pair / op.k);
-        if (adapter < 0) continue;
-        const int64_t group = adapter * op.count + order.owner[size_t(place)];
+        const int64_t expert = order.owner[size_t(place)];
+        if (adapter < 0 || expert >= op.count) continue;  // a zero-computation expert has no matrices
+        const int64_t group = adapter * op.count + expert;
         const int32_t* ranks = op.expand.ranks + group * op.expand.sources;
         if (!std::any_of(ranks, ranks + op.expand.sources, [](int32_t rank) { return rank > 0; })) continue;
         lora_shrink(shrink, group, shrink.x + (op.gathered ? pair / op.k : place) * shrink.x_stride, u);

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError
 from engine.llm import LLM, Params
@@ -124,6 +125,49 @@ def test_modules_of_single_experts_equal_merged_weights_in_slots(kernels: str, t
             merge_single_experts(changed, single, NAMES, 2.0)
             expected = merged(changed, stacked, {}, PROMPTS[2])
             torch.testing.assert_close(found(generation), expected[:-1], atol=1e-4, rtol=0)
+
+
+LONGCAT: dict[str, Any] = {
+    **{"num_layers": 1, "num_hidden_layers": 2, "ffn_hidden_size": 44, "expert_ffn_hidden_size": 12, "head_dim": 4},
+    **{"n_routed_experts": EXPERTS, "zero_expert_num": 2 * EXPERTS, "moe_topk": 6},
+    **{"q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+}
+
+
+@pytest.mark.parametrize("kernels", ["torch", best(), "triton"])
+def test_adapters_change_no_output_of_zero_computation_experts(kernels: str, tmp_path: Path):
+    if kernels == "triton":
+        pytest.importorskip("triton")
+    model, file = (
+        save(tmp_path / "base", Family(sized("LongcatFlash", **LONGCAT), ())),
+        tmp_path / "base/model.safetensors",
+    )
+    # transformers has gate and up of the zero-computation experts too, which it does not use.
+    unused = tuple(f"model.layers.0.mlp.experts.{expert}." for expert in range(EXPERTS, 3 * EXPERTS))
+    save_file(
+        {name: one for name, one in load_file(file).items() if not name.startswith(unused)}, file, {"format": "pt"}
+    )
+    wanted = {}
+    for name, seed in (("a", 6), ("b", 7)):
+        made = torch.Generator().manual_seed(seed)
+        wanted[name] = {
+            f"model.layers.0.mlp.experts.{expert}.{own}": (
+                torch.randn(3, inputs, generator=made) * 0.2,
+                torch.randn(outputs, 3, generator=made) * 0.2,
+            )
+            for expert in range(EXPERTS)
+            for own, outputs, inputs in (("gate_proj", 12, 32), ("up_proj", 12, 32), ("down_proj", 32, 12))
+        }
+        write_adapter(tmp_path / name, wanted[name], rank=3, lora_alpha=6, target_modules=[])
+    folders = {name: tmp_path / name for name in wanted}
+    with LLM(tmp_path / "base", **ENGINE, kernels=kernels, threads=2, adapters=folders) as llm:
+        rows = llm.generate(PROMPTS[:2], [scored(name) for name in wanted])
+    for (name, pairs), ids, row in zip(wanted.items(), PROMPTS, rows, strict=False):
+        changed = copy.deepcopy(model)
+        merge_single_experts(changed, pairs, NAMES, 2.0)
+        right = merged(changed, {}, {}, ids)
+        assert (right - merged(model, {}, {}, ids)).abs().max() > 0.01
+        torch.testing.assert_close(found(row), right[: len(ids) - 1], atol=1e-4, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("kernels", ["torch", best()])

@@ -388,3 +388,28 @@ def test_nonfinite_row_does_not_affect_other_rows(team):
         got = mixture(team, logits, 2, *packed, x, "softmax")
         assert got[4].isnan().all()
         assert torch.equal(got[[0, 1, 2, 3, 5, 6, 7, 8]], want[[0, 1, 2, 3, 5, 6, 7, 8]])
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+def test_adapters_change_no_pair_of_a_zero_computation_expert(team, gathered):
+    """Experts from number `count` on have no matrices. Other memory follows the matrices of the last adapter."""
+    tokens, count, k, rank, (outputs, inputs) = 7, 2, 3, 2, (9, 8)
+    packed = [pack(random(outputs, inputs, seed=e), team.tiling, "tiles_f32") for e in range(count)]
+    a, b = random(2, count, inputs, 16), random(2, count, rank, outputs, seed=1)
+    ranks = torch.full((2, count, 1), rank, dtype=torch.int32)
+    run = Run(team, random(tokens, count + 2), k)
+    each, pairs = random(tokens, inputs, seed=2), random(tokens * k, inputs, seed=3)
+    y = run.experts(packed, each, gathered=True)
+    if not gathered:
+        y = run.experts(packed, pairs, gathered=False)
+    x = each if gathered else pairs
+    # The step has one adapter.
+    lora = program.lora_experts(a[:1], b[:1], ranks[:1], ((0, outputs, 0),), x, y, k, gathered=gathered)
+    team.run(Program([*run.ops, lora], ()), StepData(tokens, adapters=torch.zeros(tokens, dtype=torch.int32)))
+    for place, (token, expert) in enumerate(by_expert(run)):
+        if expert >= count:
+            assert (y[place] == POISON).all()
+            continue
+        row = x[token if gathered else place]
+        change = row.double() @ a[0, expert, :, :rank].double() @ b[0, expert].double()
+        near(y[place, :outputs], random(outputs, inputs, seed=expert).double() @ row.double() + change)

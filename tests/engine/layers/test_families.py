@@ -404,6 +404,12 @@ def test_weights_rounded_at_load_take_the_planned_bytes(name, bits, family):
     compare(read_checkpoint(family(name).path), best(), bits=bits)
 
 
+@pytest.mark.parametrize("name", ["zamba2", "recurrent-gemma", "longcat", "deepseek-v32"])
+def test_weights_rounded_for_triton_kernels_take_the_planned_bytes(name, family):
+    """Low-rank updates and matrices of heads among them, and exact weights of an indexer."""
+    compare(read_checkpoint(family(name).path), "triton", dtype="float16", bits="int4")
+
+
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS, *(pytest.param(one, marks=NIGHTLY) for one in LATER)])
 def test_triton_kernels_equal_transformers(name, family, driver):
     """A norm for each body, learned positions, norms without weights, ALiBi, recurrent parts and routing, in

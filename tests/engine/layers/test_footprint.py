@@ -176,7 +176,7 @@ def test_experts_in_fp8_too(tmp_path, kind):
     compare(checkpoint, "torch")
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma2", "starcoder2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma2", "starcoder2", "qwen2-moe"])
 def test_weights_rounded_to_fp8_too(bf16_checkpoint, name):
     compare(read_checkpoint(bf16_checkpoint(name).path), "triton", dtype="float16", bits="fp8")
 

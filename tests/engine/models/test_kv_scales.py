@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from engine.api.errors import CheckpointError
 from engine.formats.modelopt import METHOD
 from engine.models.checkpoint import check_tensors, read_checkpoint
-from engine.models.kv_scales import FILE, KVScales, read_kv_scales
+from engine.models.kv_scales import FILE, KVScales, is_kv_scale, read_kv_scales
+from engine.models.zamba2 import declare
 from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import Written, random_model, write
 
@@ -66,6 +67,15 @@ def test_tensors_of_every_producer_are_read(
         given[ATTENTION.format(layer) + v] = torch.full(shape, own_v, dtype=dtype)
     add(plain, given)
     assert scales(plain) == KVScales((0.25, 0.0625), (0.5, 2.0))
+
+
+def test_scales_of_a_shared_block_are_where_its_tensors_are() -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = declare(
+        {**sizes, "num_key_value_heads": 2, "layers_block_type": ["mamba", "hybrid", "hybrid"], "n_mamba_heads": 4}
+    )
+    assert is_kv_scale(model, "model.layers.1.shared_transformer.self_attn.k_proj.k_scale")
+    assert not is_kv_scale(model, "model.layers.1.self_attn.k_proj.k_scale")
 
 
 def test_one_scale_may_serve_keys_and_values(plain: Path) -> None:

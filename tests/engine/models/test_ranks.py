@@ -1,11 +1,13 @@
 """By how many ranks a declaration can be shared, and what one of them holds: held against the layers that load it."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine.api.errors import ConfigError
+from engine.formats.native import Groups
 from engine.kv.layout import layout
 from engine.layers.model import TextModel
 from engine.lowering.footprint import Holder, footprint
@@ -16,6 +18,7 @@ from engine.models.parts import (
     Experts,
     Head,
     LayerNorm,
+    Mamba,
     Model,
     Parallel,
     ResidualBlock,
@@ -117,6 +120,15 @@ def test_planned_share_of_a_rank_equals_its_memory(name):
             one.fill(RandomWeights(sources(declared), torch.float32, torch.device("cpu")))
             told = footprint(declared, {}, None, Holder(dtype="float32", rank=rank, ranks=size))
             assert sum(holding.bytes for holding in told) == one.weight_bytes, (size, rank)
+
+
+def test_matrices_that_a_gpu_dequantizes_may_be_divided_within_groups():
+    """x_proj of Mamba is exact: Triton kernels multiply by it in the type of the activations."""
+    mixer = Mamba(hidden=HIDDEN, channels=48, state=4, dt_rank=3, conv=4)
+    declared = model(ResidualBlock(body=mixer))
+    groups = SimpleNamespace(native=lambda paths, executor: Groups(4, 32) if paths[0].endswith("x_proj") else None)
+    assert tensor_problem(declared, groups, 2, "triton") is None
+    assert "x_proj" in tensor_problem(declared, groups, 2, "compiled")
 
 
 def test_heads_kv_heads_inner_sizes_and_vocabulary_are_named():

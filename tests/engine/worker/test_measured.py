@@ -49,6 +49,7 @@ def test_a_last_prompt_of_one_token_is_launched_as_such(config, tokens):
     parts, _ = parts_on(torch.device("cpu"), config, products_of(None, invariant=True))
     step = largest_step(parts, make_pages(parts.layout, 1, torch.float32, torch.device("cpu")), tokens, 40)
     assert (step.spans, step.singles) == (tokens > 1, tokens % 40 == 1)
+    assert step.tables.shape == (1, 1, 3), "an indexer has memory for all positions of a table"
 
 
 def test_the_pool_makes_room_for_the_largest_step_that_there_can_be(config, monkeypatch):
