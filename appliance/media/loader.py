@@ -109,8 +109,8 @@ class MediaLoader:
         try:
             if not part.url:
                 return self._named(part, owner)
-            files = await self._sources.read(part.url)
-            digest = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files)).digest()
+            files = await self._sources.read(part.url, part.kind)
+            digest = await asyncio.to_thread(_digest, files)
             key = (digest, part.kind, part.options)
             found = self._cache.get(key)
             if found is None:
@@ -162,6 +162,10 @@ class MediaLoader:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._pool.close()
+
+
+def _digest(files: Sequence[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files)).digest()
 
 
 def _sentence(error: Exception, kind: str) -> str:
