@@ -201,11 +201,11 @@ def loads(loader: MediaLoader, kind: Any, data: bytes) -> bool:
 
 
 def test_a_longer_recording_after_a_reload_gets_more_memory(hearing: Path) -> None:
-    loader = MediaLoader(str(hearing), Media(memory=1 << 20), max_audio_seconds=0.1)
+    loader = MediaLoader(str(hearing), Media(memory=64 << 20), max_audio_seconds=0.1)
     recording = wav(600 * 16_000)
     try:
         assert len(asyncio.run(loader.samples(wav(1000), 0.1))) == 1000
-        assert len(asyncio.run(loader.samples(recording, 601.0))) == 600 * 16_000
+        assert len(asyncio.run(loader.samples(recording, 1200.0))) == 600 * 16_000
         assert len(children()) == 1, "the processes with the old limits end"
     finally:
         loader.close()
