@@ -25,6 +25,11 @@ OPTIONS = frozenset(
     )
 )
 """Settings that a request may replace: the number of pixels, tiles and frames."""
+EDGES = ("shortest_edge", "longest_edge")
+"""Edges of `size` that a request may replace."""
+MAX_OPTION = 1 << 30
+MAX_FRAMES = 1 << 16
+"""Largest value of the options for numbers of frames."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,6 @@ def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     return {"rescale_factor": 1 / 255, "do_rescale": True, "do_normalize": True, **defaults, **given}
 
 
-MAX_OPTION = 1 << 30
-EDGES = ("shortest_edge", "longest_edge")
-
-
 def _check(name: str, value: Any) -> None:
     """Raise ValueError for a value that no setting of this name has."""
     if name == "size":
@@ -107,7 +108,8 @@ def _check(name: str, value: Any) -> None:
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_OPTION
         wanted = "a positive number"
     else:
-        fits, wanted = _is_count(value), "a positive integer"
+        most = MAX_FRAMES if name.endswith("_frames") else MAX_OPTION
+        fits, wanted = _is_count(value) and value <= most, f"a positive integer of at most {most:,}"
     if not fits:
         raise ValueError(f"{name} must be {wanted}")
 

@@ -116,7 +116,14 @@ def test_options_of_a_request_replace_settings(tmp_path: Path) -> None:
     processor_of(case, tmp_path)
     found = read_processors(tmp_path, {"num_frames": 4, "max_pixels": 64}).video
     assert found is not None and len(found.sample(23, 10.0)) == 4
-    for wrong in ({"patch_size": 3}, {"fps": "x"}, {"size": 3}, {"num_frames": 0}, {"fps": float("nan")}):
+    for wrong in (
+        {"patch_size": 3},
+        {"fps": "x"},
+        {"size": 3},
+        {"num_frames": 0},
+        {"num_frames": 1 << 17},
+        {"fps": float("nan")},
+    ):
         with pytest.raises(MediaError, match="mm_processor_kwargs"):
             read_processors(tmp_path, wrong)
     assert read_processors(tmp_path, {"size": {"longest_edge": 64}}).video is not None
