@@ -1,1 +1,1 @@
-"""Images of requests: fetching, decoding and processing for the model, with limits."""
+"""Images, videos and audio of requests: fetching, decoding and processing for the model, with limits."""

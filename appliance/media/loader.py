@@ -75,18 +75,24 @@ class MediaLoader:
         self._sources = sources or Sources(limits)
         self._cache = Cache(limits.cache)
         self._names: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()  # hash by owner, modality and uuid
-        job_limits = JobLimits(limits.max_bytes, limits.max_pixels, limits.frames, limits.seconds)
-        self._pool = ProcessPool(
-            "appliance.media.media_process",
-            model,
-            msgspec.json.encode(job_limits).decode(),
-            size=PROCESSES,
-            memory=limits.memory + int(SAMPLE_BYTES * SAMPLE_RATE * max_audio_seconds),
-            cpu_s=limits.time + CPU_SHARE * max_audio_seconds,
-        )
+        self._model = model
+        self._max_audio_seconds = max_audio_seconds
+        self._pool = self._new_pool()
         self._threads = ThreadPoolExecutor(PROCESSES, "media")
         self.processed = 0
         """Number of items that were decoded and processed, not found in the cache."""
+
+    def _new_pool(self) -> ProcessPool:
+        limits = self._limits
+        job_limits = JobLimits(limits.max_bytes, limits.max_pixels, limits.frames, limits.seconds)
+        return ProcessPool(
+            "appliance.media.media_process",
+            self._model,
+            msgspec.json.encode(job_limits).decode(),
+            size=PROCESSES,
+            memory=limits.memory + int(SAMPLE_BYTES * SAMPLE_RATE * self._max_audio_seconds),
+            cpu_s=limits.time + CPU_SHARE * self._max_audio_seconds,
+        )
 
     async def load(self, parts: Sequence[MediaPart], owner: str = "") -> LoadedMedia:
         """Return the processed items. owner: name for the API key; keys do not share uuids. Raise
@@ -109,8 +115,8 @@ class MediaLoader:
         try:
             if not part.url:
                 return self._named(part, owner)
-            files = await self._sources.read(part.url)
-            digest = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files)).digest()
+            files = await self._sources.read(part.url, part.kind)
+            digest = await asyncio.to_thread(_digest, files)
             key = (digest, part.kind, part.options)
             found = self._cache.get(key)
             if found is None:
@@ -142,7 +148,14 @@ class MediaLoader:
         return found
 
     async def samples(self, data: bytes, max_seconds: float) -> Samples:
-        """Return the mono samples at 16 kHz of an audio file. Raise MediaError with a sentence."""
+        """Return the mono samples at 16 kHz of an audio file. Raise MediaError with a sentence.
+
+        A reload can raise `max_seconds`. Processes with higher limits then replace the present ones, which end after
+        their jobs.
+        """
+        if max_seconds > self._max_audio_seconds:
+            self._max_audio_seconds = max_seconds
+            self._pool = self._new_pool()
         try:
             reply = await self._asked(Job("samples", (data,), seconds=max_seconds))
         except LimitExceeded as error:
@@ -151,10 +164,11 @@ class MediaLoader:
 
     async def _asked(self, job: Job) -> memoryview:
         """Return the result of a job. Raise MediaError or LimitExceeded."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, msgspec.msgpack.encode(job))
+        message = msgspec.msgpack.encode(job)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, self._pool, message)
 
-    def _ask(self, job: bytes) -> memoryview:
-        reply = self._pool.ask(job, is_last=lambda reply: reply[:1] == EXHAUSTED)
+    def _ask(self, pool: ProcessPool, job: bytes) -> memoryview:
+        reply = pool.ask(job, is_last=lambda reply: reply[:1] == EXHAUSTED)
         if reply[:1] == DONE:
             return memoryview(reply)[1:]
         raise MediaError(reply[1:].decode())
@@ -162,6 +176,10 @@ class MediaLoader:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._pool.close()
+
+
+def _digest(files: Sequence[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files)).digest()
 
 
 def _sentence(error: Exception, kind: str) -> str:

@@ -22,6 +22,7 @@ import httpx
 
 from appliance.config.sections.limits import Media
 from engine.api.files import open_file
+from engine.api.media import Modality
 
 MAX_REDIRECTS: Final = 3
 MAX_URL: Final = 8192  # characters of a URL that is not a data URL
@@ -49,11 +50,11 @@ class Sources:
         self._context = context
         self._is_allowed = is_allowed or is_public
 
-    async def read(self, url: str) -> tuple[bytes, ...]:
+    async def read(self, url: str, kind: Modality = "image") -> tuple[bytes, ...]:
         """Return the bytes of a file, or of the frames of a video. Raise SourceError."""
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
-            return self._data(url)
+            return await asyncio.to_thread(self._data, url, kind)  # 20 MB of base64 take 0.1 s
         if len(url) > MAX_URL:
             raise SourceError(f"the URL has {len(url)} characters; the limit is {MAX_URL}")
         if scheme == "file":
@@ -62,14 +63,22 @@ class Sources:
             return (await self._fetched(url),)
         raise SourceError("the URL must begin with data:, https: or file:")
 
-    def _data(self, url: str) -> tuple[bytes, ...]:
+    def _data(self, url: str, kind: Modality) -> tuple[bytes, ...]:
         head, comma, text = url.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise SourceError("a data URL must have the form data:image/png;base64,…")
         if len(text) > self._limits.max_bytes // 3 * 4 + 8:
             raise SourceError(f"the file is larger than {self._limits.max_bytes:,} bytes (limits.media.max_bytes)")
         # The frames of a video are image files in one URL, as in vLLM: data:video/jpeg;base64,FRAME,FRAME,…
-        texts = text.split(",") if head.lower().startswith("data:video/") else [text]
+        texts = [text]
+        if head.lower().startswith("data:video/") and "," in text:
+            if kind != "video":
+                raise SourceError("a list of frames must be in a part of type video_url")
+            if (count := text.count(",") + 1) > self._limits.frames:
+                raise SourceError(
+                    f"the video has {count} frames; the limit is {self._limits.frames} (limits.media.frames)"
+                )
+            texts = text.split(",")
         try:
             return tuple(base64.b64decode(unquote(one) if "%" in one else one, validate=True) for one in texts)
         except (binascii.Error, ValueError):
@@ -173,7 +182,7 @@ class Sources:
     async def _address(self, host: str, port: int) -> str:
         try:
             addresses = await self._resolve(host, port)
-        except OSError:
+        except (OSError, UnicodeError):  # of a name with an empty label, or one of more than 63 characters
             raise SourceError(f"the host {host[:200]!r} is not known") from None
         if not addresses or not all(map(self._is_allowed, addresses)):
             raise SourceError(f"the address of the host {host[:200]!r} is not public")

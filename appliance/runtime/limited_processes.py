@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Final
 
 LENGTH: Final = struct.Struct("!I")
-WALL_S: Final = 60.0  # for a stopped or starved process; work reaches the limit of CPU time first
+WALL_S: Final = 60.0  # in addition to the limit of CPU time, for a stopped or starved process
 _EXIT_S: Final = 5.0  # from closing the connection to the exit of the process
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 """Variables that a process inherits; none can contain a secret."""
@@ -84,10 +84,10 @@ class _Process:
     def alive(self) -> bool:
         return self._child.poll() is None
 
-    def ask(self, job: bytes) -> bytes:
+    def ask(self, job: bytes, wall_s: float) -> bytes:
         """Return the reply. Raise EOFError or OSError if the process ended, TimeoutError if it does not reply."""
-        until = monotonic() + WALL_S
-        self._connection.settimeout(WALL_S)
+        until = monotonic() + wall_s
+        self._connection.settimeout(wall_s)
         self._connection.sendall(LENGTH.pack(len(job)) + job)
         self._connection.settimeout(max(0.001, until - monotonic()))
         (size,) = LENGTH.unpack(received(self._connection, LENGTH.size))
@@ -133,12 +133,12 @@ class ProcessPool:
                     raise LimitExceeded("its process was killed") from None
 
     def _ask(self, job: bytes, is_last: Callable[[bytes], bool]) -> bytes:
-        process = self._process()
+        process, wall_s = self._process(), self._cpu_s + WALL_S
         try:
-            reply = process.ask(job)
+            reply = process.ask(job, wall_s)
         except TimeoutError:
             process.end()
-            raise LimitExceeded(f"it does not end within {WALL_S:g} s") from None
+            raise LimitExceeded(f"it does not end within {wall_s:g} s") from None
         except (EOFError, OSError):
             raise LimitExceeded(self._cause(process.end(patience_s=_EXIT_S))) from None
         except BaseException:

@@ -1,8 +1,8 @@
 """API keys, read from the place that the manifest names, at the start and at each reload.
 
 Each line has one key, in clear text or as `sha256:HEX`, the digest of its bytes. Optional fields after it give its name
-and limits: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes
-adapters=yes`. `#` begins a comment. `slipway key` creates a key and its line.
+and limits: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes adapters=yes`. `#` begins a
+comment. `slipway key` creates a key and its line.
 """
 
 import hashlib

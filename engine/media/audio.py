@@ -119,6 +119,8 @@ def _from_container(data: bytes, max_seconds: float, param: str) -> Samples:
             if not container.streams.audio:
                 raise MediaError("the file has no audio")
             stream = container.streams.audio[0]
+            if stream.codec_context is None:
+                raise MediaError("the codec of the audio is not supported")
             _check_format(stream.rate, stream.channels, param)
             return _resampled(_frames(container, stream), stream.rate, max_seconds, param)
     except MediaError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.api.media import Modality
 from engine.media.processed import MediaError, Tokens
-from engine.media.settings import Files, read_files, wrong
+from engine.media.settings import Files, detail, read_files, wrong
 
 if TYPE_CHECKING:
     from engine.media.processor import AudioProcessor, Processor, VideoProcessor
@@ -45,6 +45,9 @@ VIDEO_FAMILIES = {
 }
 AUDIO_FAMILIES = {"qwen2_audio": "qwen_audio"}
 """Modules of processors of videos and audio."""
+ANY_SIZE = frozenset(("glm4v", "idefics3", "pixtral", "qwen_video", "qwen_vl"))
+"""Modules of models that read images of any size, so that a request may replace `size`. The towers of others read only
+the size of the checkpoint's settings."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,14 @@ def read_processors(folder: str | Path, options: Mapping[str, Any] | None = None
     folder = Path(folder)
     files = read_files(folder)
     try:
+        modules = _modules(files)
         changed = files.with_options(options) if options else files
-        found = {kind: import_module(f"engine.media.{name}").declare(changed) for kind, name in _modules(files).items()}
+        if options and options.get("size") and not ANY_SIZE & set(modules.values()):
+            raise ValueError("size cannot be replaced; the model reads only one size")
+        found = {kind: import_module(f"engine.media.{name}").declare(changed) for kind, name in modules.items()}
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         if options:
-            raise MediaError(f"mm_processor_kwargs: {error}") from error
+            raise MediaError(f"mm_processor_kwargs: {detail(error)}") from error
         raise wrong(folder, error) from error
     return Processors(**found)
 

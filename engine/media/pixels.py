@@ -35,7 +35,8 @@ def check_size(size: Size, image: Image.Image) -> None:
     height, width = size
     if height < 1 or width < 1 or height * width > MAX_PIXELS:
         raise MediaError(
-            f"an image of {image.width} x {image.height} pixels has an aspect ratio that the model cannot process"
+            f"an image of {image.width} x {image.height} pixels has an aspect ratio, or the request has a size, "
+            "that the model cannot process"
         )
 
 

@@ -19,12 +19,17 @@ VIDEO_FILE = "video_preprocessor_config.json"
 
 OPTIONS = frozenset(
     (
-        *("size", "min_pixels", "max_pixels", "max_image_size", "min_patches", "max_patches", "crop_to_patches"),
+        *("size", "min_pixels", "max_pixels", "min_patches", "max_patches", "crop_to_patches"),
         *("do_image_splitting", "do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size"),
         *("pan_and_scan_min_ratio_to_activate", "fps", "num_frames", "min_frames", "max_frames", "do_sample_frames"),
     )
 )
 """Settings that a request may replace: the number of pixels, tiles and frames."""
+EDGES = ("shortest_edge", "longest_edge")
+"""Edges of `size` that a request may replace."""
+MAX_OPTION = 1 << 30
+MAX_FRAMES = 1 << 16
+"""Largest value of the options for numbers of frames."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +73,22 @@ class Files:
         return _with_defaults(self.video, defaults)
 
     def with_options(self, options: Mapping[str, Any]) -> "Files":
-        """Return the files with settings that a request replaces. Nulls change nothing. Raises ValueError for another
-        setting."""
-        given = {key: value for key, value in options.items() if value is not None}
-        if unknown := sorted(given.keys() - OPTIONS):
-            raise ValueError(f"{unknown[0][:100]!r} is not supported; known: {', '.join(sorted(OPTIONS))}")
-        for name, value in given.items():
-            _check(name, value)
+        """Return the files with settings that a request replaces. Raises ValueError for another setting."""
+        given = given_options(options)
         if given.keys() & {"fps", "num_frames"}:
             given.setdefault("do_sample_frames", True)
         return replace(self, image=_merged(self.image, given), video=_merged(self.video, given))
+
+
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a request replaces, without nulls, which change nothing. Raises ValueError for other
+    settings, and for a value that no processor has."""
+    given = {key: value for key, value in options.items() if value is not None}
+    if unknown := sorted(given.keys() - OPTIONS):
+        raise ValueError(f"{unknown[0][:100]!r} is not supported; known: {', '.join(sorted(OPTIONS))}")
+    for name, value in given.items():
+        _check(name, value)
+    return given
 
 
 def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,21 +96,20 @@ def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     return {"rescale_factor": 1 / 255, "do_rescale": True, "do_normalize": True, **defaults, **given}
 
 
-MAX_OPTION = 1 << 30
-
-
 def _check(name: str, value: Any) -> None:
     """Raise ValueError for a value that no setting of this name has."""
-    if name == "size" or name == "max_image_size":
+    if name == "size":
         fits = isinstance(value, Mapping) and value and all(_is_count(edge) for edge in value.values())
-        wanted = "an object with positive integers"
+        fits = fits and value.keys() <= set(EDGES)
+        wanted = f"an object with positive integers in {' and '.join(EDGES)}"
     elif name.startswith(("do_", "crop_")):
         fits, wanted = isinstance(value, bool), "a boolean"
     elif name in ("fps", "pan_and_scan_min_ratio_to_activate"):
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_OPTION
         wanted = "a positive number"
     else:
-        fits, wanted = _is_count(value), "a positive integer"
+        most = MAX_FRAMES if name.endswith("_frames") else MAX_OPTION
+        fits, wanted = _is_count(value) and value <= most, f"a positive integer of at most {most:,}"
     if not fits:
         raise ValueError(f"{name} must be {wanted}")
 
@@ -147,5 +157,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def wrong(folder: Path, error: Exception) -> CheckpointError:
-    detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return CheckpointError(f"{folder}: the processor's settings are invalid: {detail}; copy the checkpoint again")
+    return CheckpointError(
+        f"{folder}: the processor's settings are invalid: {detail(error)}; copy the checkpoint again"
+    )
+
+
+def detail(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -65,6 +65,8 @@ def _clip(container: Any, limits: VideoLimits) -> Clip:
     if not container.streams.video:
         raise MediaError("the file has no video")
     stream = container.streams.video[0]
+    if stream.codec_context is None:
+        raise MediaError("the codec of the video is not supported")
     stream.thread_type = "NONE"
     width, height = int(stream.width or 0), int(stream.height or 0)
     _check_size(width, height, limits)

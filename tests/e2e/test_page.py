@@ -121,7 +121,8 @@ def test_pictures_are_chosen_dropped_and_pasted(open_page):
     page.get_by_role("button", name="Remove two.png").click()
     assert page.locator("#tray img").count() == 2
     page.set_input_files("#file", [{"name": "b.wav", "mimeType": "audio/wav", "buffer": b"x"}])
-    page.wait_for_function("document.querySelector('#announce').textContent.includes('is not added')")
+    page.wait_for_selector("#attach-note:visible")
+    assert page.locator("#attach-note").inner_text() == "b.wav is not added: the model reads text, image."
     page.fill("#prompt", "What is this?")
     curl = page.locator("#curl").text_content()
     assert "data:image/png;base64," in curl and len(curl) < 1500
@@ -130,6 +131,7 @@ def test_pictures_are_chosen_dropped_and_pasted(open_page):
     part = {"type": "image_url", "image_url": {"url": PICTURE}}
     assert sent[0]["messages"] == [{"role": "user", "content": [part, part, {"type": "text", "text": "What is this?"}]}]
     assert page.locator(".turn.user .sent img").count() == 2 and not page.locator("#tray").is_visible()
+    assert not page.locator("#attach-note").is_visible()
     page.locator(".turn.user .edit").click()
     assert page.locator("#tray img").count() == 2 and page.input_value("#prompt") == "What is this?"
 

@@ -1,6 +1,6 @@
 """Images, videos and audio in conversations: content parts, and placeholders in the rendered prompt."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from engine.api.errors import CheckpointError, RequestError
 from engine.api.media import Modality
 from engine.media.processed import Known, Tokens
 from engine.media.prompt import Expanded, MediaPromptError, expand
+from engine.media.settings import given_options
 from engine.text import Tokenizer
 
 PARTS: dict[str, tuple[Modality, str]] = {
@@ -45,7 +46,13 @@ class MediaText:
     @property
     def reads(self) -> str:
         """Text with the modalities that the model reads, for error messages."""
-        return f"only text and {', '.join(self.known)}"
+        return only(self.known)
+
+
+def only(kinds: Iterable[Modality]) -> str:
+    """Return a text with the modalities that a model reads, for error messages: "only text, image and video"."""
+    *most, last = "text", *kinds
+    return f"only {', '.join(most)} and {last}"
 
 
 def media_text(tokens: Mapping[Modality, Tokens], tokenizer: Tokenizer, template: ChatTemplate | None) -> MediaText:
@@ -84,12 +91,21 @@ def chat_media(
 ) -> Iterator[MediaPart]:
     """Yield the media of chat messages that the model reads, in order. options: settings of the processor that the
     request replaces. Raise RequestError for an invalid part."""
-    chosen = orjson.dumps(options, option=orjson.OPT_SORT_KEYS).decode() if options else ""
+    chosen = "" if options is None else _options_text(options)
     for at, message in enumerate(messages):
         content = message.get("content")
         for index, part in enumerate(content if isinstance(content, list) else ()):
             if part_modality(part) in known:
                 yield media_part(part, f"messages.{at}.content.{index}", chosen)
+
+
+def _options_text(options: Mapping[str, Any]) -> str:
+    """Return mm_processor_kwargs as JSON with sorted keys, or an empty text for none. Raise RequestError."""
+    try:
+        given = given_options(options)
+    except ValueError as error:
+        raise RequestError(f"mm_processor_kwargs: {error}.", "mm_processor_kwargs") from None
+    return orjson.dumps(given, option=orjson.OPT_SORT_KEYS).decode() if given else ""
 
 
 def media_part(part: dict[str, Any], where: str, options: str = "") -> MediaPart:
@@ -103,7 +119,7 @@ def media_part(part: dict[str, Any], where: str, options: str = "") -> MediaPart
         return MediaPart(kind, "", where, uuid, options)
     url = _audio_url(given) if name == "input_audio" else given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str) or not url:
-        wanted = "data in base64 and their format" if name == "input_audio" else f"the URL of the {kind}, as data:…"
+        wanted = "data in base64 and their format" if name == "input_audio" else f"the URL of the {kind}"
         raise RequestError(f"{where} must have {wanted}.", where)
     return MediaPart(kind, url, where, uuid or "", options)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from appliance.media.part import LoadedMedia, MediaPart
+from appliance.server.chat.media import only
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.pipeline import Call
 from appliance.server.http.service import service_of
@@ -23,9 +24,8 @@ async def load_media(request: Request, parts: Iterable[MediaPart]) -> LoadedMedi
     if loader is None or not found:
         return {}
     if wrong := next((part for part in found if part.kind not in modalities), None):
-        known = ", ".join(modalities)
         raise RequestError(
-            f"{wrong.where}: {wrong.kind} is not supported; the model accepts only text and {known}.", wrong.where
+            f"{wrong.where}: {wrong.kind} is not supported; the model accepts {only(modalities)}.", wrong.where
         )
     return await until_disconnect(request, loader.load(found, request.state.owner))
 

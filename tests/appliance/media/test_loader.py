@@ -21,6 +21,7 @@ from PIL import Image
 from appliance.config.sections.limits import Media
 from appliance.media.loader import Cache, MediaLoader
 from appliance.media.part import MediaPart
+from appliance.runtime import limited_processes
 from engine.api.errors import RequestError
 from engine.api.media import MediaTensor
 from engine.media.decode import Limits, decode
@@ -197,6 +198,23 @@ def loads(loader: MediaLoader, kind: Any, data: bytes) -> bool:
     except RequestError as error:
         assert error.param == "x" and str(error).startswith("x: ")
         return False
+
+
+def test_a_longer_recording_after_a_reload_gets_more_memory(hearing: Path) -> None:
+    loader = MediaLoader(str(hearing), Media(memory=64 << 20), max_audio_seconds=0.1)
+    recording = wav(600 * 16_000)
+    try:
+        assert len(asyncio.run(loader.samples(wav(1000), 0.1))) == 1000
+        assert len(asyncio.run(loader.samples(recording, 1200.0))) == 600 * 16_000
+        assert len(children()) == 1, "the processes with the old limits end"
+    finally:
+        loader.close()
+
+
+def test_a_process_may_use_its_cpu_time(make: Callable[..., MediaLoader], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of elapsed time is longer."""
+    monkeypatch.setattr(limited_processes, "WALL_S", 0.0)
+    assert len(loaded(make(time=30.0), file_of("PNG"))) == 1
 
 
 def polyglot() -> bytes:

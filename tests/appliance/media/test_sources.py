@@ -126,6 +126,7 @@ class World:
 
     async def _resolve(self, name: str, port: int) -> Sequence[str]:
         self.asked.append(name)
+        name.encode("idna")  # as getaddrinfo does
         if name not in self.addresses:
             raise OSError("no such host")
         return self.addresses[name]
@@ -165,6 +166,8 @@ def test_a_name_is_resolved_once(world: World, host: Host) -> None:
         ("https://images.example.com:PORT/" + "a" * 9000, "characters"),
         ("https://images.example.com:PORT/missing", "status 404"),
         ("https://b.example.org:PORT/", "not known"),
+        ("https://b..example.org:PORT/", "not known"),
+        (f"https://{'b' * 64}.example.org:PORT/", "not known"),
     ],
 )
 def test_other_urls_are_refused(world: World, host: Host, url: str, reason: str) -> None:
@@ -220,6 +223,17 @@ def test_an_unknown_certificate_is_refused(world: World) -> None:
     world.context = ssl.create_default_context()
     with pytest.raises(SourceError, match="cannot be fetched"):
         world.read("https://images.example.com:PORT/")
+
+
+def test_frames_are_counted_before_they_are_decoded() -> None:
+    """A URL of commas must not become millions of files; only videos have several."""
+    sources = Sources(Media(frames=3))
+    assert asyncio.run(sources.read("data:video/jpeg;base64,QQ==,Qg==,Qw==", "video")) == (b"A", b"B", b"C")
+    with pytest.raises(SourceError, match="5000001 frames; the limit is 3"):
+        asyncio.run(sources.read("data:video/jpeg;base64," + "," * 5_000_000, "video"))
+    for kind in ("image", "audio"):
+        with pytest.raises(SourceError, match="video_url"):
+            asyncio.run(sources.read("data:video/jpeg;base64,QQ==,Qg==", kind))
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])

@@ -3,6 +3,7 @@
 import io
 import wave
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -47,6 +48,18 @@ def test_files_are_decoded_to_mono(format: str, subtype: str | None, error: floa
     both = np.stack((left, 0.5 * left), 1)
     found = read_audio(encoded(both, SAMPLE_RATE, format, subtype), max_seconds=5)
     np.testing.assert_allclose(found[4000:12000], 0.75 * left[4000:12000], atol=error)
+
+
+def test_containers_with_an_unknown_codec_are_refused() -> None:
+    data = io.BytesIO()
+    with av.open(data, "w", format="matroska") as container:
+        track = container.add_stream("pcm_s16le", rate=SAMPLE_RATE, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 160), np.int16), format="s16", layout="mono")
+        frame.rate = SAMPLE_RATE
+        container.mux([*track.encode(frame), *track.encode(None)])
+    assert len(read_audio(data.getvalue(), max_seconds=1)) == 160
+    with pytest.raises(AudioError, match="codec of the audio is not supported"):
+        read_audio(data.getvalue().replace(b"A_PCM/INT/LIT", b"A_UNKNOWN/COD"), max_seconds=1)
 
 
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])

@@ -116,9 +116,25 @@ def test_options_of_a_request_replace_settings(tmp_path: Path) -> None:
     processor_of(case, tmp_path)
     found = read_processors(tmp_path, {"num_frames": 4, "max_pixels": 64}).video
     assert found is not None and len(found.sample(23, 10.0)) == 4
-    for wrong in ({"patch_size": 3}, {"fps": "x"}, {"size": 3}, {"num_frames": 0}, {"fps": float("nan")}):
+    for wrong in (
+        {"patch_size": 3},
+        {"fps": "x"},
+        {"size": 3},
+        {"num_frames": 0},
+        {"num_frames": 1 << 17},
+        {"fps": float("nan")},
+    ):
         with pytest.raises(MediaError, match="mm_processor_kwargs"):
             read_processors(tmp_path, wrong)
+    assert read_processors(tmp_path, {"size": {"longest_edge": 64}}).video is not None
+    with pytest.raises(MediaError, match="shortest_edge and longest_edge"):
+        read_processors(tmp_path, {"size": {"height": 8, "width": 8}})
+
+
+def test_options_do_not_change_the_only_size_that_a_tower_reads(tmp_path: Path) -> None:
+    processor_of(next(case for case in CASES.values() if case["type"] == "internvl"), tmp_path)
+    with pytest.raises(MediaError, match="reads only one size"):
+        read_processors(tmp_path, {"size": {"shortest_edge": 8}})
 
 
 def encoded(frames: Array, form: str = "mp4", codec: str = "mpeg4", rate: int = 10) -> bytes:
@@ -181,6 +197,11 @@ def test_damaged_and_truncated_files_are_refused() -> None:
     assert refused(data[: len(data) // 2])
     for wrong in (b"", b"\0" * 100, b"RIFF", data[:40], Path(__file__).read_bytes()):
         assert refused(wrong)
+
+
+def test_files_with_an_unknown_codec_are_refused() -> None:
+    data = encoded(steps(), "matroska").replace(b"V_MPEG4/ISO/ASP", b"V_UNKNOWN/CODEC")
+    assert "codec of the video is not supported" in refused(data)
 
 
 def test_missing_frames_at_the_end() -> None:

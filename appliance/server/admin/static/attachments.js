@@ -5,24 +5,29 @@ import { $, el } from "./dom.js";
 const PARTS = { image: "image_url", video: "video_url", audio: "audio_url" };
 
 let accepted = [];
+let readsText = true;
 let attached = [];
 let changed = () => {};
 let recorder = null;
 
 export const kindOf = (type) => Object.keys(PARTS).find((kind) => type.startsWith(`${kind}/`));
 
-// What the model reads beside text.
+// What the model reads.
 export function setModalities(kinds) {
   accepted = Object.keys(PARTS).filter((kind) => kinds.includes(kind));
+  readsText = kinds.includes("text");
   $("attach").hidden = !accepted.length;
   $("record").hidden = !accepted.includes("audio") || !navigator.mediaDevices || !globalThis.MediaRecorder;
   $("file").accept = accepted.map((kind) => `${kind}/*`).join(",");
 }
 
+const reads = () => [...(readsText ? ["text"] : []), ...accepted].join(", ");
+
 export const attachments = () => attached;
 
 export function setAttachments(items) {
   attached = [...items];
+  note("");
   paint();
 }
 
@@ -37,6 +42,12 @@ export function preview({ kind, url, name }) {
   if (kind === "image") return el("img", { src: url, alt: name });
   if (kind === "audio") return el("audio", { src: url, controls: true, "aria-label": name });
   return el("video", { src: url, controls: true, "aria-label": name });
+}
+
+// Shows why something was not attached, until the next change.
+function note(text) {
+  $("attach-note").textContent = text;
+  $("attach-note").hidden = !text;
 }
 
 function paint() {
@@ -54,15 +65,20 @@ const asUrl = (blob) => new Promise((resolve, reject) => {
 });
 
 async function take(files) {
+  note("");
   for (const file of files) {
     const kind = kindOf(file.type);
     if (!accepted.includes(kind)) {
-      $("announce").textContent = `${file.name} is not added: the model reads text and ${accepted.join(", ")}.`;
+      note(`${file.name} is not added: the model reads ${reads()}.`);
       continue;
     }
-    // A parameter of the type, such as a codec, is not part of a data URL that the API reads.
-    const url = (await asUrl(file)).replace(/^data:([^;,]+)[^,]*,/, "data:$1;base64,");
-    attached.push({ kind, url, name: file.name, file });
+    try {
+      // A parameter of the type, such as a codec, is not part of a data URL that the API reads.
+      const url = (await asUrl(file)).replace(/^data:([^;,]+)[^,]*,/, "data:$1;base64,");
+      attached.push({ kind, url, name: file.name, file });
+    } catch (error) {
+      note(`${file.name} is not added: ${error.message}`);
+    }
   }
   paint();
 }
@@ -70,11 +86,15 @@ async function take(files) {
 async function record() {
   if (recorder) return recorder.stop();
   let sound;
+  note("");
+  $("record").disabled = true; // until the browser has asked for permission
   try {
     sound = await navigator.mediaDevices.getUserMedia({ audio: true });
   } catch {
-    $("announce").textContent = "The browser does not allow the microphone.";
+    note("The browser does not allow the microphone.");
     return;
+  } finally {
+    $("record").disabled = false;
   }
   const pieces = [];
   recorder = new MediaRecorder(sound);

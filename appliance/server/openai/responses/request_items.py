@@ -42,7 +42,9 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
 
 def _part(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, dict) and part.get("type") == IMAGE:
-        return {"type": "image_url", "image_url": {"url": media_part(part, where).url}}
+        found = media_part(part, where)
+        url = {"url": found.url} if found.url else None
+        return {"type": "image_url", "image_url": url, "uuid": found.uuid or None}
     return {"type": "text", "text": _text(part, where)}
 
 

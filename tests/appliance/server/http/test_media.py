@@ -164,7 +164,7 @@ def test_audio_that_cannot_be_read_is_named(make: Callable[..., Any], part: dict
 def test_other_modalities_are_refused(make: Callable[..., Any]) -> None:
     gateway = make("llava")
     for part in (sound(), of("video_url", encoded(CLIP, "video/mp4"))):
-        assert "accepts only text and image" in refused(gateway, asked(part))["message"]
+        assert "accepts only text and image." in refused(gateway, asked(part))["message"]
 
 
 def test_a_uuid_refers_to_an_item_that_was_sent_before(make: Callable[..., Any]) -> None:
@@ -182,6 +182,17 @@ def test_a_uuid_refers_to_an_item_that_was_sent_before(make: Callable[..., Any])
     assert refused(gateway, asked(of("image_url", None, uuid="cat"), mm_processor_kwargs={"max_pixels": 256}))
 
 
+def test_uuids_in_responses(make: Callable[..., Any]) -> None:
+    gateway = make()
+    for url, status in ((None, 400), (IMAGE, 200), (None, 200)):
+        part = {"type": "input_image", "image_url": url, "uuid": "cat"}
+        body = {"input": [{"role": "user", "content": [part]}]}
+        found, reply = gateway.post("/v1/responses", body)
+        assert found == status, reply
+    first, second = gateway.submits
+    assert first.media == second.media
+
+
 def test_options_change_the_number_of_tokens(make: Callable[..., Any]) -> None:
     """They are part of the cache's key; wrong ones get 400."""
     gateway = make()
@@ -192,9 +203,10 @@ def test_options_change_the_number_of_tokens(make: Callable[..., Any]) -> None:
     assert sizes[0] == sizes[2] > sizes[1] and gateway.service.media.processed == 2
     status, reply = gateway.post("/tokenize", asked(of("image_url", IMAGE), mm_processor_kwargs={"max_pixels": 1024}))
     assert status == 200 and reply["count"] == len(gateway.submits[1].prompt)
-    for wrong in ({"patch_size": 2}, {"max_pixels": "x"}, {"size": {"shortest_edge": -1}}):
-        fault = refused(gateway, asked(of("image_url", IMAGE), mm_processor_kwargs=wrong))
-        assert "mm_processor_kwargs" in fault["message"]
+    for wrong in ({"patch_size": 2}, {"max_pixels": "x"}, {"size": {"shortest_edge": -1}}, {"max_pixels": 10**30}):
+        for parts in ((of("image_url", IMAGE),), ()):
+            fault = refused(gateway, asked(*parts, mm_processor_kwargs=wrong))
+            assert "mm_processor_kwargs" in fault["message"] and fault["param"] == "mm_processor_kwargs"
     clip = of("video_url", encoded(CLIP, "video/mp4"))
     assert gateway.post(PATH, asked(clip, mm_processor_kwargs={"num_frames": 4}))[0] == 200
     assert gateway.submits[-1].media[0].tensors["video_grid_thw"].data[:8] == (2).to_bytes(8, "little")
