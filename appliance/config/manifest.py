@@ -57,7 +57,7 @@ class Manifest(Section):
     hardware: Hardware = Hardware()
     """Device, and the share of it that the service uses."""
     speculation: Speculation = Speculation()
-    """Speculative decoding without a draft model."""
+    """Speculative decoding."""
     engine: Engine = Engine()
     """Scheduling, cache and sampling defaults."""
     endpoints: Endpoints = Endpoints()

@@ -129,7 +129,7 @@ _RULES: dict[str, Rule] = {
     "max-lora-rank": Key("adapter_loading.max_rank"),
     "max-cpu-loras": Unneeded("adapters in the host's memory are limited by bytes: adapter_loading.host_cache"),
     "speculative-config": Keys(("speculation",), speculation),
-    "speculative-model": Key("speculation.model"),
+    "speculative-model": Key("speculation.model", note="set speculation.method to draft"),
     "num-speculative-tokens": Key("speculation.tokens"),
     "limit-mm-per-prompt": Keys(("limits.media.images", "limits.media.videos", "limits.media.audios"), media_counts),
     "mm-processor-kwargs": Missing("the settings of the image processor are those of the checkpoint"),

@@ -189,6 +189,7 @@ class Device:
 
     def _draft(self, row):
         """The tokens of a draft model, every third of them wrong. It computes the position before each of them."""
+        assert row.lookahead <= self.draft_rows, "a draft that is longer than its maximum"
         known, drafts = self.table[row.slot], ()
         for _ in range(row.lookahead):
             ids = [*known.ids, *drafts]
