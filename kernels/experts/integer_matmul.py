@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.experts.matmul import EXPERT_MATMUL
+from kernels.experts.matmul import EXPERT_MATMUL, store_pairs
 from kernels.experts.schedule import EXPERT_SCHEDULE, drawn_expert_ids, empty_schedule, tile_rows
 from kernels.integer_layout import half_of, packed_bytes
 from kernels.integer_matmul import packed_sum, restored
@@ -105,12 +105,7 @@ def integer_expert_matmul_kernel(
         COLUMNS,
         ROWS,
     )
-    if SCALED:
-        total *= tl.load(scales + pair, real, 0.0)[None, :]
-    if BIAS:
-        total += tl.load(bias + expert * OUTPUTS + output, keep, 0.0).to(tl.float32)[:, None]
-    out = y + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
-    tl.store(out, tl.trans(total).to(y.dtype.element_ty), real[:, None] & keep[None, :])
+    store_pairs(total, y, bias, scales, expert, pair, real, output, keep, OUTPUTS, BIAS, SCALED)
 
 
 def _triton(

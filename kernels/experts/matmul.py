@@ -50,6 +50,31 @@ def _reference(
 
 
 @jit
+def store_pairs(
+    total,
+    y,
+    bias,
+    scales,
+    expert,
+    pair,
+    real,
+    output,
+    keep,
+    OUTPUTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """Store the products of an expert, times the scale of each pair and plus the bias. total: [outputs, pairs] float32;
+    pair, real: [pairs]; output, keep: [outputs]."""
+    if SCALED:
+        total *= tl.load(scales + pair, real, 0.0)[None, :]
+    if BIAS:
+        total += tl.load(bias + expert * OUTPUTS + output, keep, 0.0).to(tl.float32)[:, None]
+    out = y + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+    tl.store(out, tl.trans(total).to(y.dtype.element_ty), real[:, None] & keep[None, :])
+
+
+@jit
 def expert_matmul_kernel(
     x,
     weight,
@@ -93,12 +118,7 @@ def expert_matmul_kernel(
             a = tl.load(left + k, keep[:, None] & inside[None, :], 0.0)
             b = tl.load(right + k, real[None, :] & inside[:, None], 0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
-    if SCALED:
-        total *= tl.load(scales + pair, real, 0.0)[None, :]
-    if BIAS:
-        total += tl.load(bias + expert * OUTPUTS + output, keep, 0.0).to(tl.float32)[:, None]
-    out = y + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
-    tl.store(out, tl.trans(total).to(y.dtype.element_ty), real[:, None] & keep[None, :])
+    store_pairs(total, y, bias, scales, expert, pair, real, output, keep, OUTPUTS, BIAS, SCALED)
 
 
 def _default(rows: int, outputs: int, row_bytes: int, element_bytes: int) -> dict[str, int]:
