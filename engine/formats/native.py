@@ -16,7 +16,7 @@ from kernels.integer_layout import packed_bytes
 Executor = Literal["torch", "compiled", "triton"]
 EXECUTORS: tuple[Executor, ...] = ("torch", "compiled", "triton")
 Role = Literal["projection", "head", "expert", "exact"]
-"""What a matrix is: an expert is a routed one, and exact matrices, such as routers, are not quantized at load."""
+"""Use of a matrix. expert: of a routed expert. exact: not quantized at load, such as a router."""
 ROLES: tuple[Role, ...] = ("projection", "head", "expert", "exact")
 CHANNEL_GROUP = 128  # matrices with one scale per output are stored in groups of this size with equal scales
 FP8_BLOCK = 128  # number of outputs, and of inputs, of an fp8 block with one scale

@@ -1,9 +1,11 @@
 """Settings of processors of images, videos and audio in a checkpoint's files.
 
-config.json names the family. The image processor's settings are `image_processor` in processor_config.json, or else
-preprocessor_config.json. Those of videos are `video_processor`, or else video_preprocessor_config.json or
-preprocessor_config.json; those of audio `feature_extractor`, or else preprocessor_config.json. Settings that they omit
-have the defaults of transformers' class.
+config.json names the family. The settings of a kind are a key of processor_config.json; without that key, they are the
+first of these files that exists. Omitted settings have the defaults of transformers' class.
+
+images   `image_processor`     preprocessor_config.json
+videos   `video_processor`     video_preprocessor_config.json, preprocessor_config.json
+audio    `feature_extractor`   preprocessor_config.json
 """
 
 from collections.abc import Mapping
