@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine.formats.floats import DOUBLED
-from engine.formats.format import PLAIN, Format, StoredMatrix
+from engine.formats.format import PLAIN, Format, Stored, StoredMatrix
 from engine.formats.native import Groups
 
 if TYPE_CHECKING:
@@ -61,16 +61,33 @@ class Blocks(Permuted):
         return True
 
     def dequantize(self, matrix: StoredMatrix) -> "Tensor":
-        import torch
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
+        return self.rows(_restored(matrix, "weight", matrix.inputs).view(matrix.rows, matrix.inputs))
 
-        kind, raw = matrix.type("weight"), matrix.read("weight")
-        try:
-            values = dequantize(raw.view(matrix.rows, -1).numpy(), GGMLQuantizationType[kind])
-        except (KeyError, NotImplementedError) as error:
-            raise matrix.error(f"{matrix.path}.weight is of type {kind}; gguf cannot dequantize it") from error
-        return self.rows(torch.from_numpy(values))
+
+@dataclass(frozen=True)
+class LatentHalves(Format):
+    """The projection from the latent vector to keys and values (MLA) as two tensors of any type: of the keys
+    (transposed), [heads, inputs, keys], and of the values [heads, values, inputs]. keys, values: elements of a head."""
+
+    heads: int = 0
+    keys: int = 0
+    values: int = 0
+
+    matrix: ClassVar[str] = "k_b"
+
+    def __str__(self) -> str:
+        return "two tensors, of keys and of values"
+
+    def tensors(self, rows: int, inputs: int) -> dict[str, Stored]:
+        shapes = {"k_b": (self.heads, inputs, self.keys), "v_b": (self.heads, self.values, inputs)}
+        return {name: Stored(shape, ()) for name, shape in shapes.items()}
+
+    def dequantize(self, matrix: StoredMatrix) -> "Tensor":
+        import torch
+
+        keys = _restored(matrix, "k_b", self.keys).view(self.heads, matrix.inputs, self.keys).transpose(1, 2)
+        values = _restored(matrix, "v_b", matrix.inputs).view(self.heads, self.values, matrix.inputs)
+        return torch.cat((keys, values), 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,25 @@ class Mxfp4Blocks(IntegerBlocks):
 
         scales = raw[:, :, :1].contiguous().view(torch.float8_e8m0fnu).to(torch.bfloat16) / 2
         return _looked_up(_halves(raw[:, :, 1:]), DOUBLED), scales
+
+
+def _restored(matrix: StoredMatrix, suffix: str, inputs: int) -> "Tensor":
+    """Return the values of a tensor of any type, [rows, inputs] float32. Raises CheckpointError if the package gguf
+    does not know its type."""
+    import torch
+
+    kind, raw = matrix.type(suffix), matrix.read(suffix)
+    if kind in PLAIN:
+        return raw.float().reshape(-1, inputs)
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        values = dequantize(raw.view(-1, inputs // block * size).numpy(), GGMLQuantizationType[kind])
+    except (KeyError, NotImplementedError) as error:
+        raise matrix.error(f"{matrix.path}.{suffix} is of type {kind}; gguf cannot dequantize it") from error
+    return torch.from_numpy(values)
 
 
 def _half_float(raw: "Tensor") -> "Tensor":

@@ -24,7 +24,8 @@ from engine.models.assumed import UNSAID, assumed_tensors, assumptions
 from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.foreign import declare_foreign, is_foreign
-from engine.models.gguf import made_config, read_weights
+from engine.models.gguf import as_stored, read_weights
+from engine.models.gguf_families import made_config
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.modules import Modules, read_modules
@@ -123,6 +124,7 @@ def read_checkpoint(
     quantization = read_quantization(config, model, place)
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:
+        model = as_stored(model)
         tensors, quantization = read_weights(blocks, architecture, model)
     elif weights:
         tensors = read_tensors(folder)

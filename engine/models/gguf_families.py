@@ -1,0 +1,557 @@
+"""Architectures of GGUF files: the architecture of Hugging Face that each one is, and its configuration.
+
+`general.architecture` names the kind of a file. `FAMILIES` derives for each kind what config.json would say: most of it
+from keys that all kinds share (`shared`), the rest by the function of the family, which knows what the file leaves out.
+Sources: the converter of llama.cpp (conversion/*.py), which writes the keys, and its loader (src/llama-model.cpp),
+which knows the constants.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from engine.api.errors import CheckpointError
+from engine.gguf.file import GgufFile, GgufTensor, read_gguf
+
+POSITIONS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""Scaling factors of RoPE: of llama3, and of longrope. config.json also has them."""
+MAX_FACTOR_BYTES = 1 << 16
+# Keys of tokens that end a reply, and texts of such control tokens for files of old converters without these keys.
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
+_CONTROL = 3  # tokenizer.ggml.token_type
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one file, without the name of the architecture in front."""
+
+    file: GgufFile
+    kind: str
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value; a list of equal values is one value."""
+        found = self.file.keys.get(f"{self.kind}.{key}", default)
+        return found[0] if isinstance(found, tuple) and len(set(found)) == 1 else found
+
+    def positive(self, key: str, default: float | None = None) -> Any:
+        """Return a number above 0. Raises CheckpointError if it is missing without a default."""
+        name = f"{self.kind}.{key}"
+        found = self.file.require(name) if default is None else self.file.keys.get(name, default)
+        if isinstance(found, tuple) and len(set(found)) == 1:
+            found = found[0]
+        if isinstance(found, bool) or not isinstance(found, int | float) or found <= 0:
+            raise CheckpointError(f"{self.file.path}: {name} is {found!r}; it must be a number above 0")
+        return found
+
+    def tensor(self, name: str) -> GgufTensor | None:
+        return next((one for one in self.file.tensors if one.name == name), None)
+
+    def has(self, name: str) -> bool:
+        return self.tensor(name) is not None
+
+    def has_in_layer(self, name: str) -> bool:
+        """Return whether any layer has this tensor."""
+        return any(one.name.startswith("blk.") and one.name.split(".", 2)[2] == name for one in self.file.tensors)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers without those that predict further tokens."""
+        return int(self.positive("block_count")) - int(self.get("nextn_predict_layers", 0))
+
+    @property
+    def heads(self) -> int:
+        return int(self.positive("attention.head_count"))
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values, in layers that have any."""
+        found = self.get("attention.head_count_kv", self.heads)
+        return max(found) if isinstance(found, tuple) else int(self.positive("attention.head_count_kv", self.heads))
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.positive("attention.key_length", self.positive("embedding_length") // self.heads))
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of file."""
+
+    architectures: tuple[str, ...]
+    """Architectures of Hugging Face that are stored as this kind; the first is assumed without a config.json."""
+    more: Callable[[Keys], Settings] = lambda keys: {}
+    """Return the settings that are not those of `shared`."""
+    without: tuple[str, ...] = ()  # settings of `shared` that this kind does not have
+    permuted: bool = False
+    """Rows of q and k are permuted from the halves of a head, which RoPE rotates together, to neighbouring pairs."""
+    norm: str = "rms_norm_eps"  # config key of the epsilon of norms
+    layer_norm: bool = False  # norms are LayerNorm
+    yarn: Callable[[Keys], Settings] = lambda keys: {}
+    """Return the settings of YaRN that are not those of all kinds."""
+
+
+def shared(keys: Keys, family: Family) -> Settings:
+    """Return the settings that most kinds state in the same keys."""
+    embedding, eps = keys.tensor("token_embd.weight"), "attention.layer_norm_rms_epsilon"
+    if embedding is None:
+        raise CheckpointError(f"{keys.file.path}: lacks token_embd.weight")
+    if f"{keys.kind}.{eps}" not in keys.file.keys or family.layer_norm:
+        eps = "attention.layer_norm_epsilon"
+    return {
+        "hidden_size": keys.positive("embedding_length"),
+        "intermediate_size": keys.positive("feed_forward_length"),
+        "max_position_embeddings": keys.positive("context_length"),
+        "num_attention_heads": keys.heads,
+        "num_hidden_layers": keys.layers,
+        "num_key_value_heads": keys.kv_heads,
+        family.norm: keys.positive(eps),
+        "head_dim": keys.head_dim,
+        "partial_rotary_factor": keys.positive("rope.dimension_count", keys.head_dim) / keys.head_dim,
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": not keys.has("output.weight"),
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
+def _layer_types(keys: Keys, default: int | None = None) -> Settings:
+    """Return the windows and which layers have them. default: every layer but each n-th, if the file does not list
+    them."""
+    window, listed = keys.get("attention.sliding_window"), keys.get("attention.sliding_window_pattern", default)
+    if not window:
+        return {"sliding_window": None}
+    if isinstance(listed, bool):
+        listed = (listed,) * keys.layers
+    if isinstance(listed, int) and listed > 0:
+        listed = tuple(bool((layer + 1) % listed) for layer in range(keys.layers))
+    if not isinstance(listed, tuple):
+        return {"sliding_window": window}
+    kinds = ["sliding_attention" if one else "full_attention" for one in listed[: keys.layers]]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _experts(keys: Keys) -> Settings:
+    """Return the settings of experts that are chosen by groups and scores."""
+    return {
+        "num_experts": keys.positive("expert_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+        "moe_intermediate_size": keys.positive("expert_feed_forward_length"),
+        "n_group": keys.get("expert_group_count", 1),
+        "topk_group": keys.get("expert_group_used_count", 1),
+        "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
+        "routed_scaling_factor": keys.get("expert_weights_scale", 1.0),
+        "n_shared_experts": keys.get("expert_shared_count", 0),
+        "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
+    }
+
+
+def _mixtral(keys: Keys) -> Settings:
+    if not keys.get("expert_count"):
+        return {}
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": keys.positive("expert_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+    }
+
+
+def _llama(keys: Keys) -> Settings:
+    return {"mlp_bias": keys.has("blk.0.ffn_up.bias"), **_mixtral(keys)}
+
+
+def _qwen2_moe(keys: Keys) -> Settings:
+    return {
+        "num_experts": keys.positive("expert_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+        "moe_intermediate_size": keys.positive("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.get("expert_shared_feed_forward_length", 0),
+        "norm_topk_prob": keys.kind == "qwen3moe",
+        "qkv_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
+def _gemma(keys: Keys) -> Settings:
+    return {"hidden_act": "gelu_pytorch_tanh"}
+
+
+_GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models that scale queries by hidden_size / heads
+
+
+def _later_gemma(keys: Keys) -> Settings:
+    wide = keys.layers == _GEMMA_27B[keys.kind]
+    found = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": keys.positive("embedding_length") // keys.heads if wide else keys.head_dim,
+        "attn_logit_softcapping": keys.get("attn_logit_softcapping"),
+        "final_logit_softcapping": keys.get("final_logit_softcapping"),
+        **_layer_types(keys, 2 if keys.kind == "gemma2" else 6),
+    }
+    return found | ({"rope_local_base_freq": keys.get("rope.freq_base_swa", 10000.0)} if keys.kind == "gemma3" else {})
+
+
+def _phi3(keys: Keys) -> Settings:
+    context = keys.positive("context_length")
+    return {
+        "sliding_window": keys.get("attention.sliding_window") or None,
+        "original_max_position_embeddings": keys.get("rope.scaling.original_context_length", context),
+    }
+
+
+def _granite(keys: Keys) -> Settings:
+    found = {
+        "attention_multiplier": keys.get("attention.scale", 1.0),
+        "embedding_multiplier": keys.get("embedding_scale", 1.0),
+        "residual_multiplier": keys.get("residual_scale", 1.0),
+        "logits_scaling": keys.get("logit_scale", 1.0),
+    }
+    if not keys.get("expert_count"):
+        return {**found, "mlp_bias": keys.has("blk.0.ffn_up.bias")}
+    shared_size = keys.get("expert_shared_feed_forward_length")
+    kind = "GraniteMoeSharedForCausalLM" if shared_size else "GraniteMoeForCausalLM"
+    return {
+        **found,
+        "architectures": [kind],
+        "num_local_experts": keys.positive("expert_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+        "shared_intermediate_size": shared_size or 0,
+    }
+
+
+def _gpt_oss(keys: Keys) -> Settings:
+    return {
+        "intermediate_size": keys.positive("expert_feed_forward_length"),
+        "num_local_experts": keys.positive("expert_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+        **_layer_types(keys, 2),
+    }
+
+
+def _minicpm(keys: Keys) -> Settings:
+    layers, hidden = keys.layers, keys.positive("embedding_length")
+    return {
+        "scale_emb": keys.get("embedding_scale", 12.0),
+        "scale_depth": keys.get("residual_scale", 1.4 / math.sqrt(layers)) * math.sqrt(layers),
+        "dim_model_base": hidden / keys.get("logit_scale", hidden / 256),
+    }
+
+
+def _ernie_moe(keys: Keys) -> Settings:
+    return {
+        "moe_num_experts": keys.positive("expert_count"),
+        "moe_k": keys.positive("expert_used_count"),
+        "moe_intermediate_size": keys.positive("expert_feed_forward_length"),
+        "moe_num_shared_experts": keys.get("expert_shared_count", 0),
+        "moe_layer_start_index": keys.get("leading_dense_block_count", 0),
+        "moe_layer_interval": keys.get("interleave_moe_layer_step", 1),
+        "use_bias": keys.has_in_layer("attn_q.bias"),
+    }
+
+
+def _lfm2(keys: Keys) -> Settings:
+    listed = keys.file.require(f"{keys.kind}.attention.head_count_kv")
+    listed = listed if isinstance(listed, tuple) else (listed,) * keys.layers
+    return {
+        "layer_types": ["full_attention" if heads else "conv" for heads in listed],
+        "conv_L_cache": keys.positive("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": keys.positive("attention.layer_norm_rms_epsilon"),
+        "conv_bias": keys.has_in_layer("shortconv.conv.bias"),
+    }
+
+
+def _olmo(keys: Keys) -> Settings:
+    if not keys.get("attention.sliding_window"):
+        return {}
+    theta = keys.positive("rope.freq_base", 10000.0)
+    ropes = {
+        "full_attention": {"rope_theta": theta, **(rope_scaling(keys) or {"rope_type": "default"})},
+        "sliding_attention": {"rope_theta": keys.get("rope.freq_base_swa", theta), "rope_type": "default"},
+    }
+    one = {"rope_theta": None, "rope_scaling": None}  # instead of one rotation for all layers
+    return {"architectures": ["Olmo3ForCausalLM"], **_layer_types(keys, 4), "rope_parameters": ropes, **one}
+
+
+def _ministral3_yarn(keys: Keys) -> Settings:
+    mscale, beta = keys.get("rope.scaling.yarn_log_multiplier"), keys.get("attention.temperature_scale")
+    return {"mscale": mscale, "mscale_all_dim": mscale, "llama_4_scaling_beta": beta}
+
+
+_SIGMOID = 2  # expert_gating_func
+
+
+def _deepseek2(keys: Keys) -> Settings:
+    """The kind has DeepSeek V2, V3, Kimi K2, GLM-4.7-Flash and models without experts; it stores keys and values as
+    those of one head."""
+    rotated, corrected = keys.positive("rope.dimension_count"), keys.has_in_layer("exp_probs_b.bias")
+    found = {
+        "num_key_value_heads": keys.heads,
+        "q_lora_rank": keys.get("attention.q_lora_rank"),
+        "kv_lora_rank": keys.positive("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": keys.positive("attention.key_length_mla") - rotated,
+        "v_head_dim": keys.positive("attention.value_length_mla"),
+        "attention_bias": keys.has_in_layer("attn_kv_a_mqa.bias"),
+        "mlp_bias": keys.has("blk.0.ffn_up.bias"),
+    }
+    if not keys.get("expert_count"):
+        return {**found, "architectures": ["YoutuForCausalLM"]}
+    found |= {**_experts(keys), "n_routed_experts": keys.positive("expert_count")}
+    if corrected or keys.get("expert_gating_func") == _SIGMOID:
+        return found
+    grouped = found["n_group"] > 1
+    method = "group_limited_greedy" if grouped else "greedy"
+    return {**found, "architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
+
+
+def _deepseek2_yarn(keys: Keys) -> Settings:
+    mscale = keys.get("rope.scaling.yarn_log_multiplier", 0.0) * 10  # the converter of llama.cpp divides it by 10
+    return {"mscale": mscale, "mscale_all_dim": mscale} if mscale else {}
+
+
+_LLAMA4_MAVERICK = 128  # experts of the model without norms of queries and keys
+
+
+def _llama4(keys: Keys) -> Settings:
+    count = keys.positive("expert_count")
+    return {
+        "intermediate_size": keys.positive("expert_feed_forward_length"),
+        "intermediate_size_mlp": keys.positive("feed_forward_length"),
+        "num_local_experts": count,
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+        "interleave_moe_layer_step": keys.get("interleave_moe_layer_step", 1),
+        "use_qk_norm": count != _LLAMA4_MAVERICK,
+        "attention_chunk_size": keys.get("attention.chunk_size", 8192),
+    }
+
+
+def _exaone_moe(keys: Keys) -> Settings:
+    dense = keys.get("leading_dense_block_count", 0)
+    return {
+        **_experts(keys),
+        "num_shared_experts": keys.get("expert_shared_count", 0),
+        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (keys.layers - dense),
+        **_layer_types(keys, 4),
+    }
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama": Family(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), _llama, permuted=True),
+        "qwen2": Family(("Qwen2ForCausalLM",), without=("attention_bias",)),
+        "qwen3": Family(("Qwen3ForCausalLM",)),
+        "qwen2moe": Family(("Qwen2MoeForCausalLM",), _qwen2_moe),
+        "qwen3moe": Family(("Qwen3MoeForCausalLM",), _qwen2_moe),
+        "gemma": Family(("GemmaForCausalLM",), _gemma),
+        "gemma2": Family(("Gemma2ForCausalLM",), _later_gemma),
+        "gemma3": Family(("Gemma3ForCausalLM",), _later_gemma),
+        "phi2": Family(
+            ("PhiForCausalLM",), lambda keys: {"qk_layernorm": False}, norm="layer_norm_eps", layer_norm=True
+        ),
+        "phi3": Family(("Phi3ForCausalLM",), _phi3),
+        "granite": Family(("GraniteForCausalLM",), _granite, permuted=True),
+        "granitemoe": Family(("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _granite, permuted=True),
+        "gpt-oss": Family(("GptOssForCausalLM",), _gpt_oss, yarn=lambda keys: {"truncate": False}),
+        "glm4": Family(("Glm4ForCausalLM",)),
+        "glm4moe": Family(
+            ("Glm4MoeForCausalLM",),
+            lambda keys: {
+                **_experts(keys),
+                "n_routed_experts": keys.positive("expert_count"),
+                "use_qk_norm": keys.has_in_layer("attn_q_norm.weight"),
+            },
+        ),
+        "dots1": Family(
+            ("Dots1ForCausalLM",),
+            lambda keys: {
+                **_experts(keys),
+                "n_routed_experts": keys.positive("expert_count"),
+                **_layer_types(keys),
+            },
+        ),
+        "command-r": Family(
+            ("CohereForCausalLM",),
+            lambda keys: {
+                "logit_scale": keys.positive("logit_scale"),
+                "use_qk_norm": keys.has_in_layer("attn_q_norm.weight"),
+            },
+            norm="layer_norm_eps",
+            layer_norm=True,
+        ),
+        "cohere2": Family(
+            ("Cohere2ForCausalLM",),
+            lambda keys: {"logit_scale": keys.positive("logit_scale"), **_layer_types(keys, 4)},
+            norm="layer_norm_eps",
+            layer_norm=True,
+        ),
+        "olmo": Family(
+            ("OlmoForCausalLM",),
+            lambda keys: {"clip_qkv": keys.get("attention.clamp_kqv")},
+            permuted=True,
+            norm="layer_norm_eps",
+            layer_norm=True,
+        ),
+        "olmo2": Family(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), _olmo),
+        "olmoe": Family(
+            ("OlmoeForCausalLM",),
+            lambda keys: {
+                "num_experts": keys.positive("expert_count"),
+                "num_experts_per_tok": keys.positive("expert_used_count"),
+                "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
+            },
+        ),
+        "stablelm": Family(
+            ("StableLmForCausalLM",),
+            lambda keys: {
+                "use_qkv_bias": keys.has_in_layer("attn_q.bias"),
+                "use_parallel_residual": bool(keys.get("use_parallel_residual", False)),
+            },
+            norm="layer_norm_eps",
+            layer_norm=True,
+        ),
+        "starcoder2": Family(
+            ("Starcoder2ForCausalLM",),
+            lambda keys: {"use_bias": keys.has_in_layer("attn_q.bias")},
+            norm="norm_epsilon",
+            layer_norm=True,
+        ),
+        "smollm3": Family(
+            ("SmolLM3ForCausalLM",), lambda keys: {"mlp_bias": keys.has("blk.0.ffn_up.bias")}, permuted=True
+        ),
+        "exaone": Family(("ExaoneForCausalLM",), norm="layer_norm_epsilon"),
+        "exaone4": Family(("Exaone4ForCausalLM",), lambda keys: _layer_types(keys, 4)),
+        "seed_oss": Family(
+            ("SeedOssForCausalLM",),
+            lambda keys: {
+                "attention_out_bias": keys.has("blk.0.attn_output.bias"),
+                "mlp_bias": keys.has("blk.0.ffn_up.bias"),
+            },
+        ),
+        "ernie4_5": Family(
+            ("Ernie4_5ForCausalLM",), lambda keys: {"use_bias": keys.has("blk.0.attn_q.bias")}, permuted=False
+        ),
+        "ernie4_5-moe": Family(("Ernie4_5_MoeForCausalLM",), _ernie_moe),
+        "arcee": Family(("ArceeForCausalLM",), lambda keys: {"mlp_bias": keys.has("blk.0.ffn_up.bias")}, permuted=True),
+        "nemotron": Family(
+            ("NemotronForCausalLM",),
+            lambda keys: {"mlp_bias": keys.has("blk.0.ffn_up.bias")},
+            norm="norm_eps",
+            layer_norm=True,
+        ),
+        "minicpm": Family(("MiniCPMForCausalLM",), _minicpm, permuted=True),
+        "mistral3": Family(("Ministral3ForCausalLM",), lambda keys: {"sliding_window": None}, permuted=True, yarn=_ministral3_yarn),
+        "deepseek2": Family(
+            ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),
+            _deepseek2,
+            without=("head_dim", "partial_rotary_factor"),
+            yarn=_deepseek2_yarn,
+        ),
+        "llama4": Family(("Llama4ForCausalLM",), _llama4),
+        "minimax-m2": Family(
+            ("MiniMaxM2ForCausalLM",),
+            lambda keys: {
+                "intermediate_size": keys.positive("expert_feed_forward_length"),
+                "num_local_experts": keys.positive("expert_count"),
+                "num_experts_per_tok": keys.positive("expert_used_count"),
+                "rotary_dim": keys.positive("rope.dimension_count"),
+            },
+        ),
+        "exaone-moe": Family(("ExaoneMoeForCausalLM",), _exaone_moe),
+        "hunyuan-dense": Family(("HunYuanDenseV1ForCausalLM",)),
+        "lfm2": Family(("Lfm2ForCausalLM",), _lfm2),
+    }
+)
+"""By `general.architecture`."""
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {architecture: kind for kind, family in FAMILIES.items() for architecture in family.architectures}
+)
+"""Kinds of files by architecture of Hugging Face."""
+
+
+def made_config(file: Path) -> dict[str, Any]:
+    """Return the contents of config.json, derived from the keys of a file. Raises CheckpointError if keys are
+    missing."""
+    found = read_gguf(file)
+    kind = str(found.require("general.architecture"))
+    if kind not in FAMILIES:
+        raise CheckpointError(
+            f"{file}: the architecture is {kind!r}; supported from GGUF are {', '.join(FAMILIES)}. Serve other models "
+            "from a checkpoint in Hugging Face's layout"
+        )
+    family, keys = FAMILIES[kind], Keys(found, kind)
+    made = {
+        **shared(keys, family),
+        "rope_theta": keys.positive("rope.freq_base", 10000.0),
+        "rope_scaling": rope_scaling(keys),
+        "eos_token_id": _end_ids(found) or None,
+        "bos_token_id": found.keys.get("tokenizer.ggml.bos_token_id"),
+    }
+    made = {key: value for key, value in made.items() if value is not None and key not in family.without}
+    return {"architectures": [family.architectures[0]], "model_type": kind, **made, **family.more(keys)}
+
+
+def _end_ids(found: GgufFile) -> list[int]:
+    """Return the tokens that end a reply, beginning with tokenizer.ggml.eos_token_id."""
+    ids = [found.keys.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
+    tokens, kinds = (found.keys.get(f"tokenizer.ggml.{key}") or () for key in ("tokens", "token_type"))
+    controls = (token for token, kind in enumerate(kinds[: len(tokens)]) if kind == _CONTROL)
+    ids += [token for token in controls if tokens[token] in END_TEXTS]
+    return list(dict.fromkeys(token for token in ids if isinstance(token, int)))
+
+
+def rope_scaling(keys: Keys) -> dict[str, Any] | None:
+    """Return the RoPE scaling in the form of config.json, or None.
+
+    llama3's scaling is stored as a tensor of divisors of the frequencies, which equals longrope with one list of
+    factors and no attention scale.
+    """
+    context = keys.get("context_length")
+    trained = keys.get("rope.scaling.original_context_length", context)
+    factors = {name: keys.tensor(one) for name, one in zip(("one", "short", "long"), POSITIONS, strict=True)}
+    numbers = {name: _numbers(keys.file.path, one) for name, one in factors.items() if one is not None}
+    if "short" in numbers and "long" in numbers:
+        return {
+            "rope_type": "longrope",
+            "short_factor": numbers["short"],
+            "long_factor": numbers["long"],
+            "attention_factor": keys.get("rope.scaling.attn_factor", 1.0),
+            "original_max_position_embeddings": trained,
+        }
+    if "one" in numbers:
+        return {
+            "rope_type": "longrope",
+            "short_factor": numbers["one"],
+            "long_factor": numbers["one"],
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": trained,
+        }
+    form = keys.get("rope.scaling.type", "none")
+    if form == "none":
+        return None
+    if form not in ("linear", "yarn"):
+        name = f"{keys.kind}.rope.scaling.type"
+        raise CheckpointError(f"{keys.file.path}: {name} is {form!r}; supported are linear and yarn")
+    scaling = {"rope_type": form, "factor": keys.positive("rope.scaling.factor")}
+    if form == "yarn":
+        scaling["original_max_position_embeddings"] = keys.positive("rope.scaling.original_context_length")
+        scaling |= {one: keys.get(f"rope.scaling.yarn_{one}") for one in ("beta_fast", "beta_slow")}
+        scaling["attention_factor"] = keys.get("rope.scaling.yarn_attn_factor")
+        scaling |= FAMILIES[keys.kind].yarn(keys)
+    return {key: value for key, value in scaling.items() if value is not None}
+
+
+def _numbers(file: Path, tensor: GgufTensor) -> list[float]:
+    """Return the values of a small tensor in float32."""
+    if tensor.type != "F32" or tensor.bytes > MAX_FACTOR_BYTES:
+        raise CheckpointError(
+            f"{file}: {tensor.name} has type {tensor.type} and {tensor.bytes:,} bytes; it must have type F32 and at "
+            f"most {MAX_FACTOR_BYTES:,} bytes"
+        )
+    with file.open("rb") as data:
+        data.seek(tensor.offset)
+        return list(struct.unpack(f"<{tensor.bytes // 4}f", data.read(tensor.bytes)))
