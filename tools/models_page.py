@@ -9,6 +9,7 @@ sys.path.insert(0, str(ROOT))
 
 from engine.formats.registry import BUILT_IN  # noqa: E402
 from engine.models.families import ARCHITECTURES, FAMILIES  # noqa: E402
+from engine.models.gguf_families import FAMILIES as GGUF
 from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Supported models
@@ -273,6 +274,13 @@ Q4_0 and Q8_0 weights of a GGUF file are used without conversion; F32, F16 and B
 types are dequantized to float32, or rounded by `quantization.weights`. Tokenizer, chat template, configuration and end
 tokens are read from the file, unless its folder has separate files for them ([sources.md](sources.md#a-gguf-file)).
 
+| `general.architecture` | architecture |
+|---|---|
+KINDS
+A file states less than a config.json. The rest is assumed as llama.cpp does: no windows in Mistral, Mixtral, Qwen 2 and
+StarCoder 2 models; the clamp of gpt-oss, the chunks of Llama 4 and the query scale of Gemma as their publishers chose
+them. Beside a `config.json`, the file is read with these settings instead.
+
 ## Add an architecture
 
 Write one file of declarations and add one line to `engine/models/families.py`. A checkpoint folder may also contain its
@@ -296,7 +304,10 @@ def models_page() -> str:
         lines.append(f"| `{name}` | {first} | `engine/models/{family.__name__.rpartition('.')[2]}.py` |\n")
     rows = (row for method in BUILT_IN for row in method.table)
     formats = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return HEAD + "".join(lines) + TAIL.replace("FORMATS\n", formats)
+    kinds = "".join(
+        f"| {name} | {', '.join(f'`{one}`' for one in family.architectures)} |\n" for name, family in GGUF.items()
+    )
+    return HEAD + "".join(lines) + TAIL.replace("FORMATS\n", formats).replace("KINDS\n", f"{kinds}\n")
 
 
 if __name__ == "__main__":

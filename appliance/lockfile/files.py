@@ -12,7 +12,7 @@ import msgspec
 from appliance.planning.tokenizer import DESCRIBED, PLAIN, tokenizer_name
 from engine.api.files import INDEX_BYTES, read_file, read_text
 from engine.formats.registry import settings_files
-from engine.gguf.file import find_gguf
+from engine.gguf.file import find_gguf, parts_of
 from engine.models.checkpoint import INDEX, SINGLE
 from engine.models.kv_scales import FILE as KV_SCALES
 from engine.models.modules import module_names
@@ -50,7 +50,7 @@ def read_names(folder: Path) -> tuple[str, ...]:
 def _weights(folder: Path) -> Iterator[str]:
     blocks = find_gguf(folder)
     if blocks is not None:
-        yield blocks.name
+        yield from (part.name for part in parts_of(blocks))
     elif (folder / INDEX).is_file():
         yield INDEX
         yield from _shards(folder / INDEX)

@@ -1,5 +1,8 @@
 """Read the keys and the list of tensors of a GGUF file, and find the file of a checkpoint.
 
+A model may be split into several files, NAME-00001-of-00003.gguf and so on. The first has the keys of the model; each
+has a part of the tensors. Such files are read as one.
+
     magic "GGUF", version u32, number of tensors u64, number of keys u64
     each key: name, type u32, value; an array is its element type, the number of elements u64, and the elements
     each tensor: name, number of dimensions u32, dimensions u64 (the fastest first), type u32, offset u64
@@ -12,6 +15,7 @@ Source: ggml's description of GGUF, version 3.
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +31,8 @@ MAX_DIMENSIONS = 4
 MAX_DEPTH = 4  # of arrays in arrays
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_TOWER = "mmproj"  # begins the name of a file with the tower of images, which is not read
 # Type number → (name, elements per block, bytes per block).
 TYPES = {
     0: ("F32", 1, 4),
@@ -79,11 +85,12 @@ class GgufTensor:
     shape: tuple[int, ...]  # the slowest dimension first, as in torch
     offset: int  # in the file
     bytes: int
+    file: Path
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The keys and tensors of one file. Arrays are tuples."""
+    """The keys and tensors of a file, or of all parts of a split one. Arrays are tuples. `path`: of the first part."""
 
     path: Path
     keys: Mapping[str, Any]
@@ -97,22 +104,31 @@ class GgufFile:
 
 
 def find_gguf(checkpoint: Path) -> Path | None:
-    """Return the GGUF file of a checkpoint: the path itself, or the only one in a folder without other weights.
+    """Return the GGUF file of a checkpoint, the first part of a split one: the path itself, or the only one in a folder
+    without other weights.
 
     Raises CheckpointError for a folder with several.
     """
     if checkpoint.suffix == ".gguf" and os.path.isfile(checkpoint):
-        return checkpoint
-    found = sorted(checkpoint.glob("*.gguf"))
+        return parts_of(checkpoint)[0]
+    listed = [path for path in sorted(checkpoint.glob("*.gguf")) if not path.name.startswith(_TOWER)]
+    found = list(dict.fromkeys(parts_of(path)[0] for path in listed))
     if not found or any(checkpoint.glob("*.safetensors*")):
         return None
     if len(found) > 1:
         raise CheckpointError(
-            f"{checkpoint}: has {len(found)} GGUF files, such as {found[0].name} and {found[1].name}; "
-            "name the one to serve (model.source.path may be a .gguf file), or put it in a folder of its own (parts of "
-            "a split file: join them with llama-gguf-split)"
+            f"{checkpoint}: has {len(found)} GGUF models, such as {found[0].name} and {found[1].name}; "
+            "name the one to serve (model.source.path may be a .gguf file), or put it in a folder of its own"
         )
     return found[0]
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """Return the files of a model, in order, by the name of one of them; they need not exist."""
+    part = _PART.fullmatch(path.name)
+    if part is None:
+        return (path,)
+    return tuple(path.with_name(f"{part[1]}-{at:05}-of-{part[3]}.gguf") for at in range(1, int(part[3]) + 1))
 
 
 def root_of(checkpoint: Path) -> Path:
@@ -121,7 +137,28 @@ def root_of(checkpoint: Path) -> Path:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read a file without its data. Raises CheckpointError naming the file."""
+    """Read a file, and the other parts of a split one, without the data. Raises CheckpointError naming the file."""
+    first, *others = map(_read_file, parts_of(path))
+    if not others:
+        return first
+    tensors = list(first.tensors)
+    for number, part in enumerate(others, 1):
+        if part.keys.get("split.no") != number or part.keys.get("split.count") != 1 + len(others):
+            raise CheckpointError(
+                f"{part.path}: is part {part.keys.get('split.no')} of {part.keys.get('split.count')}, counted from 0, "
+                f"but its name says part {number} of {1 + len(others)}; copy all parts of one model"
+            )
+        tensors += part.tensors
+    wanted = first.keys.get("split.tensors.count", len(tensors))
+    if wanted != len(tensors) or len({tensor.name for tensor in tensors}) < len(tensors):
+        raise CheckpointError(
+            f"{first.path}: states {wanted} tensors, but its {1 + len(others)} parts have {len(tensors)}; copy all "
+            "parts of one model"
+        )
+    return GgufFile(first.path, first.keys, tuple(tensors))
+
+
+def _read_file(path: Path) -> GgufFile:
     try:
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _read(path, _Cursor(data))
@@ -180,7 +217,7 @@ def _read(path: Path, cursor: _Cursor) -> GgufFile:
     if not isinstance(alignment, int) or alignment < 1:
         raise _Damaged(f"general.alignment is {alignment!r}")
     begin = -(-cursor.at // alignment) * alignment
-    tensors = tuple(_placed(one, begin, cursor.size) for one in described)
+    tensors = tuple(_placed(path, one, begin, cursor.size) for one in described)
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise _Damaged("it has a tensor twice")
     return GgufFile(path, keys, tensors)
@@ -212,7 +249,7 @@ def _tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, tuple(reversed(shape)), kind, offset
 
 
-def _placed(described: tuple[str, tuple[int, ...], int, int], begin: int, end: int) -> GgufTensor:
+def _placed(path: Path, described: tuple[str, tuple[int, ...], int, int], begin: int, end: int) -> GgufTensor:
     name, shape, kind, offset = described
     if kind not in TYPES:
         raise _Damaged(f"the tensor {name} is of the unknown type {kind}")
@@ -225,4 +262,4 @@ def _placed(described: tuple[str, tuple[int, ...], int, int], begin: int, end: i
     size = count // block * block_bytes
     if begin + offset + size > end:
         raise _Damaged(f"it ends after {end:,} bytes, within the tensor {name}")
-    return GgufTensor(name, label, shape, begin + offset, size)
+    return GgufTensor(name, label, shape, begin + offset, size, path)

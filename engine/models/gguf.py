@@ -5,13 +5,12 @@ gguf knows the names of the tensors of every kind of file. Source: ggml's descri
 llama.cpp (conversion/*.py).
 """
 
-import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.formats.format import PLAIN, Format
@@ -27,29 +26,31 @@ _EXPERT = re.compile(r"(.+)\.(\d+)\.(gate_proj|up_proj|down_proj)")
 _SHARED = re.compile(r".+?\.(\d+)\..*shared\w*\.(gate|up|down)_proj")
 _LAYER = re.compile(r".+?\.(\d+)\.")
 _EXPERT_TENSORS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
-Part = TypeVar("Part")
 
 
 def as_stored(model: Model) -> Model:
     """Return the declaration with the layout that llama.cpp's converter writes: weights of norms with their offset, no
     transposed matrices, and one tensor for each projection of the experts of a layer."""
-    return _stored(model)
+    stored: Model = _stored(model)
+    return stored
 
 
-def _stored(part: Part) -> Part:
+def _stored(part: Any) -> Any:
     if isinstance(part, tuple):
-        return type(part)(*map(_stored, part)) if hasattr(part, "_fields") else tuple(map(_stored, part))
+        return tuple(map(_stored, part))
     if not is_dataclass(part) or isinstance(part, type):
         return part
-    part = replace(part, **{one.name: _stored(getattr(part, one.name)) for one in fields(part) if one.init})
+    inner: dict[str, Any] = {one.name: _stored(getattr(part, one.name)) for one in fields(part)}
+    part = replace(part, **inner)
+    names: dict[str, Any] = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "interleaved": False}
     match part:
         case RMSNorm() | LayerNorm():
             return replace(part, offset=0.0)
-        case Experts(gate=gate):
-            own = {"gate": "gate_proj" if gate is not None else None, "up": "up_proj", "down": "down_proj"}
-            return replace(part, **own, interleaved=False, stacked=None, experts="experts")
-        case MLP(name=name, gate=gate, up=up) if gate == up and "shared" in name:
-            return replace(part, gate="gate_proj", up="up_proj", down="down_proj", interleaved=False)
+        case Experts():
+            gate = names["gate"] if part.gate is not None else None
+            return replace(part, **{**names, "gate": gate}, stacked=None, experts="experts")
+        case MLP() if part.gate == part.up and "shared" in part.name:
+            return replace(part, **names)
         case Model():
             return replace(part, transposed=False)
     return part
@@ -83,11 +84,6 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
                 f"{file}: {path}.weight is of type {info.dtype}, which is not supported; quantize the model again, to "
                 "Q4_K_M, Q8_0 or another type of llama-quantize"
             )
-        if format.requires and importlib.util.find_spec(format.requires) is None:
-            raise CheckpointError(
-                f"{file}: tensors of type {info.dtype} are dequantized by the package {format.requires}, which is not "
-                f"installed; pip install {format.requires}"
-            )
         formats[path] = format
     return tensors, Quantization("gguf", formats) if formats else None
 
@@ -95,20 +91,20 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
 def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
     """Return the declared tensors that the file has. Raises CheckpointError for a tensor that is not declared."""
     own, layers = {tensor.name: tensor for tensor in found.tensors}, len(model.blocks)
-    name_of, declared = _names(kind, layers), sources(model)
+    name_of, declared = _names(found.path, kind, layers), sources(model)
     tensors, used = dict[str, TensorInfo](), set[str]()
     for name, shape in declared.items():
         expert = _EXPERT.fullmatch(name.rpartition(".")[0])
         stored = _expert_tensor(name, expert) if expert is not None else name_of(name)
         tensor = own.get(stored)
         if tensor is None and name.endswith(".kv_b_proj.weight"):
-            halves = _latent_halves(found.path, own, name)
+            halves = _latent_halves(own, name)
             used |= {one for one, _ in halves.values()}
             tensors |= {name: info for name, (_, info) in halves.items()}
         if tensor is None:
             continue
         used.add(stored)
-        one = TensorInfo(found.path, tensor.type, tensor.shape, tensor.offset, tensor.bytes)
+        one = _info(tensor)
         if expert is not None:
             size = tensor.bytes // tensor.shape[0]
             one = replace(one, shape=tensor.shape[1:], offset=tensor.offset + int(expert[2]) * size, bytes=size)
@@ -122,10 +118,15 @@ def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _names(kind: str, layers: int) -> Callable[[str], str]:
-    """Return the function from names of declared tensors to those of the file; "" for an unknown one."""
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
+def _names(file: Path, kind: str, layers: int) -> Callable[[str], str]:
+    """Return the function from names of declared tensors to those of the file; "" for an unknown one. Raises
+    CheckpointError without the package gguf."""
+    try:
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+    except ImportError as error:
+        raise CheckpointError(
+            f"{file}: the package gguf, which knows the names of the tensors, is not installed; pip install gguf"
+        ) from error
     known = get_tensor_name_map(next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind), layers)
 
     def name_of(name: str) -> str:
@@ -146,16 +147,19 @@ def _expert_tensor(name: str, expert: re.Match[str]) -> str:
     return f"blk.{layer[1]}.{_EXPERT_TENSORS[expert[3]]}.{name.rpartition('.')[2]}" if layer else ""
 
 
-def _latent_halves(file: Path, own: Mapping[str, GgufTensor], name: str) -> dict[str, tuple[str, TensorInfo]]:
+def _latent_halves(own: Mapping[str, GgufTensor], name: str) -> dict[str, tuple[str, TensorInfo]]:
     """Return the tensors that `LatentHalves` reads, by name, with their names in the file."""
     layer, path = _LAYER.match(name), name.removesuffix(".weight")
     found = {}
     for half in ("k_b", "v_b"):
         tensor = own.get(f"blk.{layer[1]}.attn_{half}.weight") if layer else None
         if tensor is not None:
-            info = TensorInfo(file, tensor.type, tensor.shape, tensor.offset, tensor.bytes)
-            found[f"{path}.{half}"] = tensor.name, info
+            found[f"{path}.{half}"] = tensor.name, _info(tensor)
     return found
+
+
+def _info(tensor: GgufTensor) -> TensorInfo:
+    return TensorInfo(tensor.file, tensor.type, tensor.shape, tensor.offset, tensor.bytes)
 
 
 def _is_prediction(name: str, layers: int) -> bool:

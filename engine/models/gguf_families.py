@@ -443,7 +443,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             layer_norm=True,
         ),
         "minicpm": Family(("MiniCPMForCausalLM",), _minicpm, permuted=True),
-        "mistral3": Family(("Ministral3ForCausalLM",), lambda keys: {"sliding_window": None}, permuted=True, yarn=_ministral3_yarn),
+        "mistral3": Family(
+            ("Ministral3ForCausalLM",), lambda keys: {"sliding_window": None}, permuted=True, yarn=_ministral3_yarn
+        ),
         "deepseek2": Family(
             ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),
             _deepseek2,
@@ -513,7 +515,7 @@ def rope_scaling(keys: Keys) -> dict[str, Any] | None:
     context = keys.get("context_length")
     trained = keys.get("rope.scaling.original_context_length", context)
     factors = {name: keys.tensor(one) for name, one in zip(("one", "short", "long"), POSITIONS, strict=True)}
-    numbers = {name: _numbers(keys.file.path, one) for name, one in factors.items() if one is not None}
+    numbers = {name: _numbers(one) for name, one in factors.items() if one is not None}
     if "short" in numbers and "long" in numbers:
         return {
             "rope_type": "longrope",
@@ -545,13 +547,13 @@ def rope_scaling(keys: Keys) -> dict[str, Any] | None:
     return {key: value for key, value in scaling.items() if value is not None}
 
 
-def _numbers(file: Path, tensor: GgufTensor) -> list[float]:
+def _numbers(tensor: GgufTensor) -> list[float]:
     """Return the values of a small tensor in float32."""
     if tensor.type != "F32" or tensor.bytes > MAX_FACTOR_BYTES:
         raise CheckpointError(
-            f"{file}: {tensor.name} has type {tensor.type} and {tensor.bytes:,} bytes; it must have type F32 and at "
-            f"most {MAX_FACTOR_BYTES:,} bytes"
+            f"{tensor.file}: {tensor.name} has type {tensor.type} and {tensor.bytes:,} bytes; it must have type F32 "
+            f"and at most {MAX_FACTOR_BYTES:,} bytes"
         )
-    with file.open("rb") as data:
+    with tensor.file.open("rb") as data:
         data.seek(tensor.offset)
         return list(struct.unpack(f"<{tensor.bytes // 4}f", data.read(tensor.bytes)))

@@ -54,21 +54,106 @@ class _Rule:
     """Add the begin token if the file does not specify it."""
 
 
+def _split(*patterns: str) -> tuple[dict[str, Any], ...]:
+    """Return the pre-tokenizers that split a text by each pattern in turn and convert its bytes to characters."""
+    parts = [pre_tokenizers(pattern) for pattern in patterns]
+    return (*(part[0] for part in parts), parts[0][1])
+
+
 _GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_PLAIN = _Rule((_GPT2,))
 _SINGLE_DIGITS = _Rule(({"type": "Digits", "individual_digits": True}, _GPT2))
-_LLAMA3 = _Rule(tuple(pre_tokenizers(PATTERN)), whole=True, begins=True)
-_QWEN2 = _Rule(tuple(pre_tokenizers(QWEN_PATTERN)), {"type": "NFC"})
+_LLAMA3 = _Rule(_split(PATTERN), whole=True, begins=True)
+_QWEN2 = _Rule(_split(QWEN_PATTERN), {"type": "NFC"})
+_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT4O = _Rule(
+    _split(
+        "|".join(
+            (
+                rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}{_MARKS}]*[\p{{Ll}}{_MARKS}]+{_CONTRACTED}?",
+                rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}{_MARKS}]+[\p{{Ll}}{_MARKS}]*{_CONTRACTED}?",
+                r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            )
+        )
+    )
+)
+_DEEPSEEK_V3 = _Rule(
+    _split(
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
+_QWEN3_5 = _Rule(
+    _split(
+        rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    {"type": "NFC"},
+)
+_SEED = _Rule(
+    _split(
+        rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+)
+_BAILING = _Rule(
+    _split(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+")
+)
+_EXAONE_MOE = _Rule(
+    _split(
+        rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+    )
+)
 RULES = {
-    "gpt-2": _Rule((_GPT2,)),
+    "gpt-2": _PLAIN,
+    "phi-2": _PLAIN,
+    "olmo": _PLAIN,
+    "exaone4": _PLAIN,
+    "gigachat": _PLAIN,
+    "a.x-4.0": _PLAIN,
+    "trillion": _PLAIN,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "falcon-h1": _LLAMA3,
+    "pixtral": _LLAMA3,
+    "midm-2.0": _LLAMA3,
+    "lfm2": _LLAMA3,
+    "dbrx": _Rule(_split(PATTERN)),
+    "smaug-bpe": _Rule(_split(PATTERN)),
+    "chatglm-bpe": _Rule(_split(PATTERN)),
+    "glm4": _Rule(_split(PATTERN), whole=True),
+    "glm5": _Rule(_split(PATTERN), whole=True),
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "megrez": _Rule(_split(QWEN_PATTERN)),
+    "stablelm2": _Rule(_split(QWEN_PATTERN)),
+    "hunyuan": _Rule(_split(QWEN_PATTERN)),
+    "solar-open": _Rule(_split(QWEN_PATTERN)),
+    "grok-2": _Rule(_split(QWEN_PATTERN)),
+    "qwen35": _QWEN3_5,
     "refact": _SINGLE_DIGITS,
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
-    "tekken": _Rule(tuple(pre_tokenizers(_TEKKEN)), whole=True, begins=True),
+    "command-r": _SINGLE_DIGITS,
+    "codeshell": _SINGLE_DIGITS,
+    "exaone": _SINGLE_DIGITS,
+    "minerva-7b": _SINGLE_DIGITS,
+    "exaone-moe": _EXAONE_MOE,
+    "tekken": _Rule(_split(_TEKKEN), whole=True, begins=True),
+    "gpt-4o": _GPT4O,
+    "llama4": _GPT4O,
+    "kanana2": _GPT4O,
+    "minimax-m2": _GPT4O,
+    "deepseek-v3": _DEEPSEEK_V3,
+    "hunyuan-dense": _DEEPSEEK_V3,
+    "seed-coder": _SEED,
+    "bailingmoe": _BAILING,
+    "bailingmoe2": _BAILING,
 }
 """Rules by tokenizer.ggml.pre."""
 
@@ -121,9 +206,7 @@ def _checked(path: Path) -> tuple[GgufFile, "_Vocabulary"]:
         raise CheckpointError(f"{path}: {_PREFIX}model is {kind!r}; supported are {BPE} and {PIECES}. {cure}")
     rule = file.keys.get(f"{_PREFIX}pre")
     if kind == BPE and rule not in RULES:
-        raise CheckpointError(
-            f"{path}: {_PREFIX}pre is {rule!r}, which is not a known pre-tokenizer: {', '.join(RULES)}. {cure}"
-        )
+        raise CheckpointError(f"{path}: {_PREFIX}pre is {rule!r}, which is not a known pre-tokenizer. {cure}")
     if kind == BPE and not isinstance(file.require(f"{_PREFIX}merges"), tuple):
         raise CheckpointError(f"{path}: {_PREFIX}merges is not an array; copy the file again")
     return file, vocabulary

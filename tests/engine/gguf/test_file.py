@@ -130,9 +130,15 @@ def test_file_is_found_by_name_or_as_the_only_one(tmp_path: Path) -> None:
     assert find_gguf(tmp_path) == find_gguf(first) == first
     second = write(tmp_path / "b.gguf")
     assert find_gguf(second) == second
-    with pytest.raises(CheckpointError, match=r"has 2 GGUF files, such as a\.gguf and b\.gguf; name the one to serve"):
+    with pytest.raises(CheckpointError, match=r"has 2 GGUF models, such as a\.gguf and b\.gguf; name the one to serve"):
         find_gguf(tmp_path)
     second.unlink()
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert find_gguf(tmp_path) is None
     assert find_gguf(first) == first
+
+
+def test_a_tower_of_images_beside_the_model_is_not_the_model(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.gguf")
+    write(tmp_path / "mmproj-a.gguf")
+    assert find_gguf(tmp_path) == first

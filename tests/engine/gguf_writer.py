@@ -1,0 +1,143 @@
+"""Tiny random models of transformers, written as GGUF files in the layout of llama.cpp's converter.
+
+The package gguf has the names of the tensors. What the converter changes besides (rows of q and k, weights of norms,
+tensors of experts, the halves of a latent projection) follows its source, conversion/*.py. Uses no engine code.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from torch import Tensor
+from transformers import PretrainedConfig
+
+PERMUTED = ("llama", "granite", "granitemoe", "arcee", "minicpm", "smollm3", "mistral3", "olmo")
+ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron")  # the converter adds 1 to weights of norms
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one kind of file has besides the keys of all kinds."""
+
+    name: str  # general.architecture
+    keys: dict[str, Any] = field(default_factory=dict)
+
+
+def write_gguf(path: Path, model: Any, kind: Kind, *, parts: int = 1) -> Path:
+    """Write a file, or one split into `parts`; return the first."""
+    config, tensors = model.config, _tensors(model, kind.name)
+    keys = {**_keys(config), **kind.keys}
+    names = (
+        [path] if parts == 1 else [path.with_name(f"{path.stem}-{n + 1:05}-of-{parts:05}.gguf") for n in range(parts)]
+    )
+    for number, name in enumerate(names):
+        writer = gguf.GGUFWriter(name, kind.name)
+        for key, value in (keys if number == 0 else {}).items():
+            _add(writer, f"{kind.name}.{key}" if not key.startswith("tokenizer.") else key, value)
+        if parts > 1:
+            writer.add_uint16("split.no", number)
+            writer.add_uint16("split.count", parts)
+            writer.add_int32("split.tensors.count", len(tensors))
+        for own in list(tensors)[number::parts]:
+            writer.add_tensor(own, np.ascontiguousarray(tensors[own].numpy()))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return names[0]
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def _keys(c: PretrainedConfig) -> dict[str, Any]:
+    """Return the keys that the converter writes for every kind."""
+    rope = c.rope_parameters.get("full_attention", c.rope_parameters)
+    found = {
+        "block_count": c.num_hidden_layers,
+        "context_length": c.max_position_embeddings,
+        "embedding_length": c.hidden_size,
+        "feed_forward_length": c.intermediate_size,
+        "attention.head_count": c.num_attention_heads,
+        "attention.head_count_kv": getattr(c, "num_key_value_heads", None),
+        "rope.freq_base": float(rope["rope_theta"]),
+        "attention.key_length": getattr(c, "head_dim", None),
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    eps = getattr(c, "rms_norm_eps", getattr(c, "norm_eps", None))
+    layer_eps = next(
+        (getattr(c, one) for one in ("layer_norm_eps", "norm_epsilon", "norm_eps") if hasattr(c, one)), None
+    )
+    found |= {"attention.layer_norm_rms_epsilon": eps, "attention.layer_norm_epsilon": layer_eps}
+    if rope["rope_type"] in ("yarn", "linear"):
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+        found["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _tensors(model: Any, kind: str) -> dict[str, Tensor]:
+    config = model.config
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    known = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for changed, value in _changed(name, tensor.clone(), config, kind):
+            path, _, last = changed.rpartition(".")
+            if changed.endswith("e_score_correction_bias"):
+                path, last = changed.removesuffix("_bias"), "bias"
+            if changed.endswith("sinks"):
+                path, last = changed, "weight"
+            own = known.get_name(path)
+            assert own is not None, changed
+            found[f"{own}.{last}"] = value
+    return found
+
+
+def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]]:
+    """Return the tensors that are written for one tensor, under names that the package knows."""
+    stem, _, last = name.rpartition(".")
+    if kind in PERMUTED and re.search(r"\b[qk]_proj\.", name):
+        heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+        return [(name, tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape))]
+    if kind in ONE_MORE and name.endswith("norm.weight"):
+        return [(name, tensor + 1)]
+    if name.endswith("kv_b_proj.weight"):
+        by_head = tensor.view(config.num_attention_heads, -1, tensor.shape[1])
+        keys, values = by_head[:, : config.qk_nope_head_dim], by_head[:, config.qk_nope_head_dim :]
+        halves = {"k_b_proj": keys.transpose(1, 2), "v_b_proj": values}
+        return [(name.replace("kv_b_proj", half), one) for half, one in halves.items()]
+    if kind == "gpt-oss" and ".experts." in name:
+        projection, _, suffix = last.rpartition("_") if last.endswith("_bias") else (last, "", "weight")
+        tensor = tensor if suffix == "bias" else tensor.transpose(1, 2)
+        if projection == "down_proj":
+            return [(f"{stem}.down_proj.{suffix}", tensor)]
+        return [(f"{stem}.{one}_proj.{suffix}", tensor[:, at::2]) for at, one in enumerate(("gate", "up"))]
+    layer = "model.layers." + (name.split(".")[2] if ".layers." in name else "") + ".mlp"
+    if ".experts." in name:
+        tensor = tensor.transpose(1, 2) if kind == "llama4" else tensor
+        if last == "down_proj":
+            return [(f"{layer}.experts.down_proj.weight", tensor)]
+        gate, up = tensor.chunk(2, 1)
+        return [(f"{layer}.experts.gate_proj.weight", gate), (f"{layer}.experts.up_proj.weight", up)]
+    if "shared_mlp." in name:
+        if stem.endswith("output_linear"):
+            return [(f"{layer}.shared_expert.down_proj.weight", tensor)]
+        gate, up = tensor.chunk(2)
+        return [(f"{layer}.shared_expert.gate_proj.weight", gate), (f"{layer}.shared_expert.up_proj.weight", up)]
+    return [(name.replace("moe.router.", "moe.router.layer.").replace(".moe_statics.", "."), tensor)]

@@ -1,0 +1,161 @@
+"""Architectures of GGUF files: the logits equal transformers' for the model that the file was written from."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.api.errors import CheckpointError
+from engine.models.checkpoint import read_checkpoint
+from engine.models.gguf_families import FAMILIES
+from kernels.cpu.library import best
+from tests.engine.gguf_writer import Kind, write_gguf
+from tests.engine.layers.families import CONFIGURATIONS, DEFAULT, EAGER, LLAMA4, MLA, MOE, SIZES, YARN
+
+MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.8}
+PARTIAL = {**DEFAULT, "partial_rotary_factor": 0.5}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 18}
+EXPERT_KEYS = {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 18}
+ROUTED_KEYS = {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 22, "expert_shared_count": 1,
+               "expert_weights_scale": 1.5, "leading_dense_block_count": 1}  # fmt: skip
+LATENT_KEYS = {"rope.dimension_count": 6, "attention.q_lora_rank": 20, "attention.kv_lora_rank": 24,
+               "attention.key_length": 30, "attention.key_length_mla": 14, "attention.value_length_mla": 10,
+               "attention.head_count_kv": 1, "rope.scaling.yarn_log_multiplier": 0.08}  # fmt: skip
+GEMMA = {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16}
+GROUPS = {**MOE, "n_routed_experts": 6, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+GROUP_KEYS = {**ROUTED_KEYS, **LATENT_KEYS, "expert_group_count": 2, "expert_group_used_count": 1}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+GRANITE_KEYS = {"embedding_scale": 3.0, "residual_scale": 0.3, "attention.scale": 0.2, "logit_scale": 2.0}
+WINDOWS = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+WINDOW_KEYS = {"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, False, True]}
+
+# kind of file -> configuration class of transformers, settings besides SIZES, keys that only this kind has
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2},
+              {"expert_count": 5, "expert_used_count": 2}),
+    "qwen2moe": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 30},
+                 {**EXPERT_KEYS, "expert_shared_feed_forward_length": 30}),
+    "qwen3moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}, EXPERT_KEYS),
+    "gemma": ("Gemma", {"head_dim": 16}, {}),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+               {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attention.sliding_window": 6}),
+    "gemma3": ("Gemma3Text", {**GEMMA, "num_hidden_layers": 7, "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}, "sliding_attention": DEFAULT}},
+        {"attention.sliding_window": 6, "rope.freq_base_swa": 1e4}),
+    "phi2": ("Phi", {"rope_parameters": PARTIAL}, {"rope.dimension_count": 4}),
+    "phi3": ("Phi3", {"sliding_window": 9, "rope_parameters": PARTIAL},
+             {"attention.sliding_window": 9, "rope.dimension_count": 4}),
+    "granite": ("Granite", GRANITE, GRANITE_KEYS),
+    "granitemoe": ("GraniteMoeShared", {**GRANITE, "intermediate_size": 22, "num_local_experts": 4,
+                                        "num_experts_per_tok": 2, "shared_intermediate_size": 26},
+                   {**GRANITE_KEYS, "expert_count": 4, "expert_used_count": 2,
+                    "expert_shared_feed_forward_length": 26}),
+    "gpt-oss": ("GptOss", {"head_dim": 16, "intermediate_size": 22, "num_local_experts": 5, "num_experts_per_tok": 2,
+                           "sliding_window": 5, "rope_parameters": {**YARN, "truncate": False}},
+                {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 22,
+                 "attention.sliding_window": 5}),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True, "rope_parameters": PARTIAL},
+             {"rope.dimension_count": 8}),
+    "glm4moe": ("Glm4Moe", {**MOE, "head_dim": 16, "use_qk_norm": True, "rope_parameters": PARTIAL},
+                {**ROUTED_KEYS, "rope.dimension_count": 8, "expert_weights_norm": True}),
+    "dots1": ("Dots1", {**MOE, "first_k_dense_replace": 1}, ROUTED_KEYS),
+    "command-r": ("Cohere", {"logit_scale": 0.25, "use_qk_norm": True}, {"logit_scale": 0.25}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 5, "logit_scale": 0.25, "sliding_window": 4},
+                {"logit_scale": 0.25, "attention.sliding_window": 4}),
+    "olmo": ("Olmo", {}, {"attention.layer_norm_epsilon": 1e-5}),
+    "olmo2": ("Olmo3", {**WINDOWS, "rope_parameters": {"full_attention": YARN, "sliding_attention": {
+        **DEFAULT, "rope_theta": 500.0}}}, {**WINDOW_KEYS, "rope.freq_base_swa": 500.0}),
+    "olmoe": ("Olmoe", {"num_experts": 5, "num_experts_per_tok": 2}, {"expert_count": 5, "expert_used_count": 2}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True, "rope_parameters": PARTIAL},
+                 {"rope.dimension_count": 4, "use_parallel_residual": False}),
+    "starcoder2": ("Starcoder2", {"sliding_window": None}, {}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4}, {}),
+    "exaone4": ("Exaone4", WINDOWS, WINDOW_KEYS),
+    "exaone-moe": ("ExaoneMoe", {**WINDOWS, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 22},
+                   {**ROUTED_KEYS, **WINDOW_KEYS, "expert_weights_scale": 2.5, "expert_weights_norm": True}),
+    "seed_oss": ("SeedOss", {"head_dim": 16}, {}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16}, {}),
+    "ernie4_5-moe": ("Ernie4_5_Moe", {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3},
+                     {**ROUTED_KEYS, "expert_shared_count": 2}),
+    "arcee": ("Arcee", {}, {}),
+    "nemotron": ("Nemotron", {"mlp_bias": True, "rope_parameters": PARTIAL}, {"rope.dimension_count": 4}),
+    "mistral3": ("Ministral3", {"head_dim": 16, "rope_parameters": {
+        **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.6}},
+        {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.6}),
+    "hunyuan-dense": ("HunYuanDenseV1", {"head_dim": 16}, {}),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+             {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3}),
+    "deepseek2": ("DeepseekV3", {**MLA, **GROUPS, "rope_parameters": MSCALE},
+                  {**GROUP_KEYS, "expert_weights_norm": True}),
+    "llama4": ("Llama4", {**LLAMA4, "head_dim": 16, "num_hidden_layers": 4, "interleave_moe_layer_step": 2,
+                          "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+               {"feed_forward_length": 66, "expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 22,
+                "interleave_moe_layer_step": 2}),
+    "minimax-m2": ("MiniMaxM2", {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3,
+                                 "intermediate_size": 22, "rotary_dim": 8},
+                   {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 22,
+                    "rope.dimension_count": 8}),
+}  # fmt: skip
+ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm"}
+"""Kinds with tests in test_gguf.py, or whose models transformers does not have."""
+
+
+def made(name: str) -> Any:
+    kind, settings, _ = CASES[name]
+    config = getattr(transformers, CONFIGURATIONS.get(kind, f"{kind}Config"))(**{**SIZES, **settings})
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            scale = 0.5 if "conv" in parameter_name else 0.15
+            parameter.copy_(torch.randn_like(parameter) * scale + (parameter if parameter.ndim == 1 else 0))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.15)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_the_model_in_the_file(name, tmp_path, driver, ids):
+    model, prompt = made(name), ids(30, 4)
+    path = write_gguf(tmp_path / "m.gguf", model, Kind(name, CASES[name][2]))
+    with torch.no_grad():
+        want = model(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(driver(path).run(prompt, 7), want, atol=2e-4, rtol=0)
+    if name in ("deepseek2", "gpt-oss"):
+        torch.testing.assert_close(driver(path, kernels=best()).run(prompt, 7), want, atol=2e-4, rtol=0)
+
+
+def test_every_kind_has_a_case():
+    assert {*CASES, *ELSEWHERE} >= {*FAMILIES}
+
+
+def test_a_split_file_equals_the_whole_one(tmp_path, driver, ids):
+    model, prompt, kind = made("qwen3moe"), ids(20, 1), Kind("qwen3moe", CASES["qwen3moe"][2])
+    whole = driver(write_gguf(tmp_path / "whole.gguf", model, kind)).run(prompt, 7)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    first = write_gguf(folder / "m.gguf", model, kind, parts=3)
+    assert first.name == "m-00001-of-00003.gguf"
+    second = first.with_name("m-00002-of-00003.gguf")
+    for path in (folder, first, second):
+        assert torch.equal(driver(path).run(prompt, 7), whole)
+    assert {info.file.name for info in read_checkpoint(folder).tensors.values()} == {
+        f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)
+    }
+    third = first.with_name("m-00003-of-00003.gguf")
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(CheckpointError, match=r"m-00002-of-00003\.gguf: is part 2 of 3, .* its name says part 1 of 3"):
+        read_checkpoint(folder)
+    second.unlink()
+    with pytest.raises(CheckpointError, match=r"m-00002-of-00003\.gguf: cannot be read: No such file"):
+        read_checkpoint(folder)
+
+
+def test_a_tensor_that_is_not_declared_is_refused(tmp_path):
+    model = made("smollm3")
+    path = write_gguf(tmp_path / "m.gguf", model, Kind("smollm3"))
+    path.write_bytes(path.read_bytes().replace(b"blk.1.attn_norm", b"blk.1.attn_form"))
+    with pytest.raises(CheckpointError, match=r"m\.gguf: has the tensor blk\.1\.attn_form\.weight, which the declared"):
+        read_checkpoint(path)
