@@ -1,7 +1,7 @@
 """Read the keys and the list of tensors of a GGUF file, and find the file of a checkpoint.
 
-A model may be split into several files, NAME-00001-of-00003.gguf and so on. The first has the keys of the model; each
-has a part of the tensors. Such files are read as one.
+A model may be in several files, such as NAME-00001-of-00003.gguf. The first file has the keys of the model, and the
+tensors are divided among all of them.
 
     magic "GGUF", version u32, number of tensors u64, number of keys u64
     each key: name, type u32, value; an array is its element type, the number of elements u64, and the elements

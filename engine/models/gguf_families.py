@@ -86,14 +86,14 @@ class Family:
     architectures: tuple[str, ...]
     """Architectures of Hugging Face that are stored as this kind; the first is assumed without a config.json."""
     more: Callable[[Keys], Settings] = lambda keys: {}
-    """Return the settings that are not those of `shared`."""
+    """Return the settings beside `shared`."""
     without: tuple[str, ...] = ()  # settings of `shared` that this kind does not have
     permuted: bool = False
     """Rows of q and k are permuted from the halves of a head, which RoPE rotates together, to neighbouring pairs."""
     norm: str = "rms_norm_eps"  # config key of the epsilon of norms
     layer_norm: bool = False  # norms are LayerNorm
     yarn: Callable[[Keys], Settings] = lambda keys: {}
-    """Return the settings of YaRN that are not those of all kinds."""
+    """Return further settings of YaRN."""
 
 
 def shared(keys: Keys, family: Family) -> Settings:
@@ -285,8 +285,7 @@ _SIGMOID = 2  # expert_gating_func
 
 
 def _deepseek2(keys: Keys) -> Settings:
-    """The kind has DeepSeek V2, V3, Kimi K2, GLM-4.7-Flash and models without experts; it stores keys and values as
-    those of one head."""
+    """DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash and Youtu. Files state one head of keys and values."""
     rotated, corrected = keys.positive("rope.dimension_count"), keys.has_in_layer("exp_probs_b.bias")
     found = {
         "num_key_value_heads": keys.heads,
