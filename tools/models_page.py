@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT))
 
 from engine.formats.registry import BUILT_IN  # noqa: E402
 from engine.models.families import ARCHITECTURES, FAMILIES  # noqa: E402
-from engine.models.gguf_families import FAMILIES as GGUF
+from engine.models.gguf_families import FAMILIES as GGUF  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Supported models
@@ -279,7 +279,7 @@ tokens are read from the file, unless its folder has separate files for them ([s
 KINDS
 A file states less than a config.json. The rest is assumed as llama.cpp does: no windows in Mistral, Mixtral, Qwen 2 and
 StarCoder 2 models; the clamp of gpt-oss, the chunks of Llama 4 and the query scale of Gemma as their publishers chose
-them. Beside a `config.json`, the file is read with these settings instead.
+them. If there is a `config.json` beside the file, its settings are used.
 
 ## Add an architecture
 

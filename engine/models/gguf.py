@@ -119,7 +119,7 @@ def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
 
 
 def _names(file: Path, kind: str, layers: int) -> Callable[[str], str]:
-    """Return the function from names of declared tensors to those of the file; "" for an unknown one. Raises
+    """Return a function that maps the name of a declared tensor to its name in the file, or to "". Raises
     CheckpointError without the package gguf."""
     try:
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
