@@ -103,6 +103,19 @@ def unpacked(words: "Tensor", bits: int) -> "Tensor":
     return (torch.stack(numbers, 2) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)
 
 
+def packed_words(values: "Tensor", bits: int) -> "Tensor":
+    """Pack [rows, numbers] uint8 of 4 or 8 bits to [rows, words] int32, the first number in the lowest bits: the
+    inverse of `unpacked`."""
+    import torch
+
+    each = WORD // bits
+    padded = torch.nn.functional.pad(values, (0, -values.shape[1] % each))
+    if bits == FEW:
+        pairs = padded.view(len(padded), -1, 2)
+        padded = pairs[:, :, 0] | pairs[:, :, 1] << FEW
+    return padded.contiguous().view(torch.int32)
+
+
 def words_of(count: int, bits: int) -> int:
     """Return the words for `count` numbers."""
     return -(-count * bits // WORD)
