@@ -42,7 +42,7 @@ _SCALES = {"int8": "BF16", "int4": "F16"}
 
 
 class Job(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What to convert."""
+    """Source, target and formats of a conversion."""
 
     source: str  # folder of a checkpoint
     target: str  # folder to make
@@ -55,7 +55,7 @@ class Job(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What was written."""
+    """Sizes and numbers of the new checkpoint."""
 
     source_bytes: int
     bytes: int
@@ -65,7 +65,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class _Out:
-    """A tensor to write. `part`: of the numbers of a matrix, or "" for a tensor as it is."""
+    """A tensor of the new checkpoint. `part`: packed, scale or shape of a matrix; "": it is copied."""
 
     name: str
     dtype: str

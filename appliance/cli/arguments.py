@@ -261,6 +261,59 @@ def _bench_result(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--html", metavar="FILE", type=Path, default=None, help="write a report with plots")
 
 
+def convert(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL", type=Path, help="folder of a checkpoint in Hugging Face's layout")
+    command.add_argument("target", metavar="FOLDER", type=Path, help="folder to make")
+    formats = ("int4", "int8", "stored")
+    text = "format of the matrices; default int4"
+    command.add_argument("--weights", choices=formats, default="int4", help=text)
+    text = "format of the head; default: int8"
+    command.add_argument("--head", choices=("auto", *formats), default="auto", help=text)
+    text = "inputs that share a scale: 32, 64 or 128; default: 32 with int4, 128 with int8"
+    command.add_argument("--group-size", type=int, choices=(32, 64, 128), default=0, help=text)
+    text = "file of `slipway quantize --mix` with a format for each layer"
+    command.add_argument("--mix", metavar="FILE", type=Path, default=None, help=text)
+    _trusted(command)
+
+
+def quantize(command: argparse.ArgumentParser) -> None:
+    text = "folder of a checkpoint in Hugging Face's layout, or a .gguf file"
+    command.add_argument("model", metavar="MODEL", type=Path, help=text)
+    text = "text to measure with, such as what the service will read and write"
+    command.add_argument("--evaluate", metavar="TEXT", type=Path, required=True, help=text)
+    text = "tokens that are read from the text; default 1024"
+    command.add_argument("--tokens", metavar="N", type=_above_0, default=1024, help=text)
+    text = "bytes for all matrices, such as 4G or 600M: proposes a format for each layer"
+    command.add_argument("--budget", metavar="BYTES", type=_bytes, default=0, help=text)
+    text = "write the proposal to a file for `slipway convert --mix`"
+    command.add_argument("--mix", metavar="FILE", type=Path, default=None, help=text)
+    command.add_argument("--json", action="store_true", help="print JSON")
+    _trusted(command)
+
+
+def _trusted(command: argparse.ArgumentParser) -> None:
+    text = "run the checkpoint's slipway_model.py if it has an unknown architecture"
+    command.add_argument("--trust-remote-code", action="store_true", help=text)
+
+
+def _bytes(text: str) -> int:
+    """Return a number of bytes, such as 4G or 600M. Raises ArgumentTypeError."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    try:
+        found = float(text[:-1]) * units[text[-1].upper()] if text[-1:].upper() in units else float(text)
+        if 0 < found < 1 << 60:
+            return int(found)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 4G or 600M")
+
+
+def _above_0(text: str) -> int:
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+
+
 def evaluation(command: argparse.ArgumentParser) -> None:
     text = f"URL of an endpoint, or a manifest, whose tasks are run against its running service; default {DEFAULT_URL}"
     command.add_argument("which", metavar="URL|MANIFEST", nargs="?", default=None, help=text)

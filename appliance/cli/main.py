@@ -266,6 +266,18 @@ def fetch(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
+def convert(options: argparse.Namespace) -> int:
+    from appliance.cli.convert import convert as run
+
+    return run(options)
+
+
+def quantize(options: argparse.Namespace) -> int:
+    from appliance.cli.convert import quantize as run
+
+    return run(options)
+
+
 @_refusing
 def serve(options: argparse.Namespace) -> int:
     from appliance.supervisor.reason import record_failure
@@ -513,6 +525,16 @@ COMMANDS: dict[str, Command] = {
         (arguments.chaos, arguments.json, arguments.api_key),
     ),
     "fetch": (fetch, "Download the checkpoint of model.source into the cache; start nothing.", (arguments.manifest,)),
+    "convert": (
+        convert,
+        "Write a checkpoint in 4 or 8 bits, in a format that other engines read too.",
+        (arguments.convert,),
+    ),
+    "quantize": (
+        quantize,
+        "Measure on a text what 4 and 8 bits cost each layer; propose a format for each within a budget of bytes.",
+        (arguments.quantize,),
+    ),
     "upgrade": (
         upgrade,
         "Rewrite manifests of an older apiVersion; without --write, show what would change.",

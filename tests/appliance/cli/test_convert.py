@@ -1,0 +1,52 @@
+"""`slipway convert` and `slipway quantize` on a tiny checkpoint, from measurement to a served mix."""
+
+import json
+import subprocess
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from appliance.cli.main import main
+from engine.models.checkpoint import read_checkpoint
+from tests.engine.quantized_writers import random_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    random_model("Qwen3").save_pretrained(path)
+    tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(128)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "text.txt").write_text("w5 w9 w77 w30 w4 w66 w120 w8")
+    return path
+
+
+def test_a_mix_is_measured_proposed_and_written(folder, tmp_path, capfd):
+    mix, made = tmp_path / "mix.json", tmp_path / "made"
+    words = ["quantize", str(folder), "--evaluate", str(folder / "text.txt"), "--budget", "420K", "--mix", str(mix)]
+    assert main(words) == 0
+    shown = capfd.readouterr()
+    assert "model.layers.1" in shown.out and "all in int4:" in shown.out and "proposed mix:" in shown.out
+    assert f"slipway convert {folder} FOLDER --mix {mix}" in shown.err
+    assert {"int4", "int8"} >= set(json.loads(mix.read_text())["layers"].values())
+    assert main(["convert", str(folder), str(made), "--mix", str(mix)]) == 0
+    shown = capfd.readouterr().out
+    assert "% of the source" in shown and "sha256sum -c SHA256SUMS" in shown
+    check = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=made, capture_output=True, text=True, check=False)
+    assert check.returncode == 0, check.stdout
+    assert read_checkpoint(made).quantization.method == "compressed-tensors"
+
+
+def test_errors_name_the_cause(folder, tmp_path, capfd):
+    assert main(["convert", str(tmp_path / "none"), str(tmp_path / "made")]) == 10
+    assert "none: no such directory" in capfd.readouterr().err
+    (tmp_path / "wrong.json").write_text('{"layers": {"a": "int3"}}')
+    assert main(["convert", str(folder), str(tmp_path / "made"), "--mix", str(tmp_path / "wrong.json")]) == 2
+    assert "wrong.json: is not a file of `slipway quantize --mix`" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["quantize", str(folder), "--evaluate", "x", "--budget", "many"])
+    assert "'many' is not a number of bytes, such as 4G or 600M" in capfd.readouterr().err
+    assert not (tmp_path / "made").exists()
