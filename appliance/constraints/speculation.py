@@ -6,7 +6,7 @@ from appliance.constraints.rule import TRITON, Facts, Rule, View
 from engine.api.config import SpeculationMethod
 
 OFF: SpeculationMethod = "off"
-MODELS = ("draft", "mtp")
+MODELS = ("draft", "eagle", "eagle3", "mtp")
 
 AVAILABLE: tuple[tuple[SpeculationMethod, Callable[[Facts], bool], str], ...] = (
     ("suffix", lambda facts: not facts.model.stateful and not facts.model.pools, "lookup needs no draft model"),
@@ -52,6 +52,6 @@ RULES = (
         name="speculation-draft",
         keys=("kernels", "speculation"),
         holds=lambda view: view.speculation not in MODELS or view.kernels != TRITON,
-        text="Triton kernels do not support draft models and prediction heads",
+        text="Triton kernels do not support draft models, EAGLE heads and prediction heads",
     ),
 )

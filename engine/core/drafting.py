@@ -27,6 +27,8 @@ class Drafting:
             "ngram": self._ngram,
             "suffix": self._suffix,
             "draft": _of_model,
+            "eagle": _of_model,
+            "eagle3": _of_model,
             "mtp": _of_model,
         }.get(config.method, _nothing)
         self.control = DraftControl()

@@ -26,6 +26,7 @@ from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
+from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import adapters_problem
 from engine.lowering.lower import lower
 from engine.lowering.measures import widest_sum
@@ -198,7 +199,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
         ranks=world.size,
     )
-    draft = read_draft_parts(config, checkpoint, form, DTYPES[config.quantization.kv_cache])
+    checkpoint, draft = read_draft_parts(config, checkpoint, form, DTYPES[config.quantization.kv_cache])
     if draft is not None:
         form = with_draft(form, draft.form)
     blocks = pool_blocks(config, form)
@@ -209,7 +210,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         )
         draft_model = None
         if draft is not None and rank == 0:
-            draft_model = _loaded_draft(config, draft, device, team)
+            shared = text_model.vocabulary if isinstance(text_model, TextModel) and world.size == 1 else None
+            draft_model = _loaded_draft(config, draft, device, shared, team)
         trim_heap()
         text_model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots + config.speculation.rows)
     reserve = _reserve(config, form, speech=checkpoint.model.audio is not None)
@@ -288,9 +290,12 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     return worker
 
 
-def _loaded_draft(config: EngineConfig, draft: DraftParts, device: torch.device, team: Team | None) -> TextModel:
-    """Load a draft model, with the number formats of the target's weights."""
-    text_model = _text_model(config, draft.checkpoint, draft.form, SINGLE, device, team)
+def _loaded_draft(
+    config: EngineConfig, draft: DraftParts, device: torch.device, shared: Vocabulary | None, team: Team | None
+) -> TextModel:
+    """Load a draft model, with the number formats of the target's weights. shared: tables of the target; None if this
+    rank does not have them whole."""
+    text_model = _text_model(config, draft.checkpoint, draft.form, SINGLE, device, team, shared)
     _load(config, draft.checkpoint, text_model, SINGLE, lambda fraction: None)
     # A pass computes the tokens of a step, and the token that each row sampled.
     slots = config.scheduling.slots
@@ -463,7 +468,13 @@ def _loaded(
 
 
 def _text_model(
-    config: EngineConfig, checkpoint: Checkpoint, form: Layout, world: World, device: torch.device, team: Team | None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    form: Layout,
+    world: World,
+    device: torch.device,
+    team: Team | None,
+    shared: Vocabulary | None = None,
 ) -> TextModel:
     return TextModel(
         checkpoint.model,
@@ -478,6 +489,7 @@ def _text_model(
         fp8=_fp8_products(config, device),
         group=config.quantization.group_size,
         head=config.quantization.head,
+        shared=shared,
     )
 
 
