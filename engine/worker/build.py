@@ -39,6 +39,7 @@ from engine.worker.adapters import AdapterStore
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.draft_parts import DraftParts, read_draft_parts
+from engine.worker.drafting import Drafter
 from engine.worker.host import HostRunner
 from engine.worker.media import MediaStore
 from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
@@ -224,19 +225,24 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         vocab=checkpoint.model.embed.vocab,
     )
     media = _media_store(config, text_model)
+    draft_bytes = 0 if draft_model is None else draft_model.weight_bytes
+
+    def drafter(blocks: int) -> Drafter | None:
+        return None if draft is None or draft_model is None else draft.drafter(draft_model, table, blocks)
+
     if config.hardware.kernels == "triton":
         assert isinstance(text_model, TextModel), "checked with the kernels"
         parts = device_parts(config, checkpoint, text_model, form, table, media)
         if config.memory.kv_cache_measured and device.type == "cuda":
             with measured("profiling"), _memory_errors("the largest step"):
                 progress("profiling", 0.0)
-                measured_bytes = least(world, measured_pool(config, text_model, parts, reserve), device)
+                measured_bytes = least(world, measured_pool(config, text_model, parts, reserve, draft_bytes), device)
                 config = with_values(config, {"memory.kv_cache": measured_bytes})
                 blocks = pool_blocks(config, form)
         with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
-            runner = parts.runner(pages, config.hardware.graph_sizes)
+            runner = parts.runner(pages, config.hardware.graph_sizes, drafter(blocks + reserve))
         table_bytes, states = parts.table_bytes, parts.states
     else:
         with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
@@ -246,10 +252,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             if isinstance(text_model, TextModel) and text_model.pooler is not None:
                 runner = PooledRunner(text_model, form, pages, table, states)
             else:
-                drafts = None
-                if draft is not None and draft_model is not None:
-                    drafts = draft.drafter(draft_model, table, blocks + reserve)
-                runner = HostRunner(text_model, form, pages, table, states, media, drafts)
+                runner = HostRunner(text_model, form, pages, table, states, media, drafter(blocks + reserve))
         table_bytes = table.nbytes
     memory_usage = {**text_model.memory_usage.parts, "kv": blocks * form.block_bytes, "tables": table_bytes}
     if draft_model is not None:

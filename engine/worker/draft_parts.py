@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.api.config import EngineConfig
-from engine.api.errors import ConfigError
 from engine.kv.layout import SCALE_BYTES, Layout, layout, shared_group
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint
 from engine.models.draft import with_drafts
 from engine.sampling.noise import Noise
-from engine.worker.drafting import Drafter, DraftModel, Passes, PredictionHead
+from engine.worker.drafting import Drafter, DraftModel, FusedDraft, Passes, PredictionHead
 from engine.worker.table import RequestTable
 
 
@@ -27,7 +26,7 @@ class DraftParts:
         """Allocate the pages of the loaded model, for as many blocks as the target has."""
         vocab = table.columns.vocab
         passes = Passes(
-            model,
+            model if model.target.executor != "triton" else FusedDraft(model),
             make_pages(self.form, blocks * len(self.form.groups), self.page_dtype, model.device),
             table,
             Noise(vocab, model.device, model.target.team),
@@ -43,14 +42,9 @@ def read_draft_parts(
 ) -> tuple[Checkpoint, DraftParts | None]:
     """Read the draft model or head of the configuration, if it has one. Return the target with the layers that a head
     reads. Raises CheckpointError or ConfigError if it does not suit the target, whose pages have the layout `form`."""
-    speculation, kernels = config.speculation, config.hardware.kernels
+    speculation = config.speculation
     if not speculation.has_model:
         return target, None
-    if kernels == "triton":
-        raise ConfigError(
-            f"speculation.method={speculation.method}: Triton kernels do not support draft models; set "
-            "hardware.kernels to torch"
-        )
     target = with_drafts(target, speculation.method, speculation.model, config.model.max_context)
     checkpoint = target.draft
     assert checkpoint is not None, "the method has a model"

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.core.plan import Row, StepPlan, StepResult
+from engine.layers.batch import Batch
+from engine.layers.fused import DeviceStep, FusedModel
 from engine.layers.model import TextModel
 from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared
@@ -43,6 +45,42 @@ class DraftRow:
     drafts: int
 
 
+class FusedDraft:
+    """A draft model with Triton kernels, which has the interface of `TextModel` that passes use."""
+
+    kept_states: Tensor | None = None
+
+    def __init__(self, text_model: TextModel) -> None:
+        self.model, self.layout, self.draft_head = text_model.model, text_model.layout, text_model.draft_head
+        self._fused = FusedModel(text_model)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, pages: Tensor) -> Tensor:
+        """Implement `TextModel.forward`. The block tables of the step have a row for each row of the batch."""
+        rows = torch.arange(batch.rows, dtype=torch.int32, device=pages.device)
+        step = DeviceStep(
+            ids=batch.ids.int(),
+            positions=batch.positions.int(),
+            rope_lengths=batch.rope_lengths.int(),
+            slot_mapping=torch.stack(batch.slot_mapping).int(),
+            slot=rows,
+            query_start=batch.query_start.int(),
+            lengths=batch.lengths.int(),
+            tables=torch.stack(batch.tables).int(),
+            pages=pages,
+            singles=1 in batch.count,
+            spans=max(batch.count) > 1,
+            draft_inputs=batch.states,
+        )
+        hidden, self.kept_states = self._fused.forward_kept(step)
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Implement `TextModel.logits`."""
+        return self._fused.logits(hidden)
+
+
 class Passes:
     """Passes of a draft model over rows.
 
@@ -52,7 +90,7 @@ class Passes:
     ahead: positions between a token that the model reads and the position that it computes."""
 
     def __init__(
-        self, model: TextModel, pages: Tensor, table: RequestTable, noise: Noise, *, group: int, vocab: int, ahead: int
+        self, model: TextModel | FusedDraft, pages: Tensor, table: RequestTable, noise: Noise, *, group: int, vocab: int, ahead: int
     ) -> None:
         self._model, self._pages, self._table, self._noise = model, pages, table, noise
         self._blocks, groups = table.tables[group], len(model.layout.groups)

@@ -25,7 +25,7 @@ from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
 from tests.engine.test_draft_models import check_drafts, drafted, spied
 
-KERNELS = ["torch", best()]
+KERNELS = ["torch", best(), "triton"]
 VOCAB, HIDDEN, HEADS, DIM, LAYERS = 263, 32, 4, 8, 4
 ROWS = 141  # of the EAGLE-3 head
 KEPT = (1, 3, 4)  # layers whose inputs the EAGLE-3 head reads; 4: the output of the last one
