@@ -8,6 +8,7 @@ from engine.api.config import SpeculationMethod
 OFF: SpeculationMethod = "off"
 
 AVAILABLE: tuple[tuple[SpeculationMethod, Callable[[Facts], bool], str], ...] = (
+    ("mtp", lambda facts: facts.model.predicts, "the checkpoint has a prediction head"),
     ("suffix", lambda facts: not facts.model.stateful and not facts.model.pools, "lookup needs no draft model"),
     (OFF, lambda facts: True, "the model has no speculative decoding"),
 )

@@ -218,7 +218,7 @@ VARIABLES = (
         values=_always("off", "jump-ahead", "ngram", "suffix", "draft", "eagle", "eagle3", "mtp"),
         auto=draft_methods,
         why=draft_method_why,
-        prefers="`suffix`; `off` for models without speculative decoding",
+        prefers="`mtp` with a prediction head, else `suffix`; `off` for models without speculative decoding",
     ),
     Variable(
         key="parallelism.data",

@@ -1,4 +1,5 @@
-"""Draft model or EAGLE head of the manifest, or prediction head of the checkpoint: read and checked before anything starts."""
+"""Draft model or EAGLE head of the manifest, or prediction head of the checkpoint, which are read and checked before
+anything starts."""
 
 from typing import Any
 
@@ -6,7 +7,7 @@ from appliance.config import exits
 from appliance.config.problems import Refused, unread
 from appliance.config.settings import Settings
 from appliance.planning.choice import Choice, refuse
-from engine.api.config import FOLDER_METHODS
+from engine.api.config import FOLDER_METHODS, SpeculationMethod
 from engine.api.errors import EngineError
 from engine.kv.layout import layout, shared_group
 from engine.models.checkpoint import Checkpoint
@@ -38,14 +39,15 @@ def with_draft_model(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
             "speculation.model",
             f"speculation.method {wanted.method} has no draft model; set it to one of {', '.join(FOLDER_METHODS)}",
         )
-    if wanted.method == "auto":
-        return checkpoint
+    method: SpeculationMethod = "mtp" if wanted.method == "auto" else wanted.method
     try:
-        found = with_drafts(checkpoint, wanted.method, "" if wanted.model is None else str(settings.file(KEY)))
+        found = with_drafts(checkpoint, method, "" if wanted.model is None else str(settings.file(KEY)))
         if found.draft is not None:
             groups, own = (layout(one.model, block_tokens=1, element_bytes=1).groups for one in (found, found.draft))
             shared_group(groups, own)
     except EngineError as error:
+        if wanted.method == "auto":
+            return checkpoint  # without a prediction head, or with one that cannot draft
         if wanted.method == "mtp":
             refuse(settings, "speculation.method", str(error), exits.CHECKPOINT, instead="ngram")
         raise Refused([unread(settings.place(KEY), KEY, str(error))], exits.CHECKPOINT) from error

@@ -196,8 +196,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: str = ""
     """Folder of the draft model or head."""
     adaptive: bool = False
-    """Pause drafts per request and per number of running requests while measurements say that they do not pay. Only of
-    methods without a model, whose drafts are a part of the step before."""
+    """Pause drafts per request and per number of running requests while measurements say that they do not pay."""
     tokens: int = 4
     """Maximum number of tokens of a draft by lookup or a model, and of rows of logits for drafts alone. Forced text
     also uses the rows that other requests leave."""
@@ -222,14 +221,11 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         _check_positive("speculation", self, "tokens", "ngram_min")
         if bool(self.model) != (self.method in FOLDER_METHODS):
             raise ConfigError(
-                f"speculation.method={self.method}: the methods {', '.join(FOLDER_METHODS)} need speculation.model, the "
-                "folder of a draft model or head, and no other method has one"
+                f"speculation.method={self.method}: the methods {', '.join(FOLDER_METHODS)} need speculation.model, "
+                "the folder of a draft model or head, and no other method has one"
             )
-        if self.adaptive and (self.has_model or not self.enabled):
-            raise ConfigError(
-                f"speculation.adaptive: drafts of speculation.method={self.method} cannot pause; set it to false, "
-                "or the method to ngram or suffix"
-            )
+        if self.adaptive and not self.enabled:
+            raise ConfigError("speculation.adaptive: speculation.method=off has no drafts to pause; set it to false")
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

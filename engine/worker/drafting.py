@@ -90,7 +90,15 @@ class Passes:
     ahead: positions between a token that the model reads and the position that it computes."""
 
     def __init__(
-        self, model: TextModel | FusedDraft, pages: Tensor, table: RequestTable, noise: Noise, *, group: int, vocab: int, ahead: int
+        self,
+        model: TextModel | FusedDraft,
+        pages: Tensor,
+        table: RequestTable,
+        noise: Noise,
+        *,
+        group: int,
+        vocab: int,
+        ahead: int,
     ) -> None:
         self._model, self._pages, self._table, self._noise = model, pages, table, noise
         self._blocks, groups = table.tables[group], len(model.layout.groups)

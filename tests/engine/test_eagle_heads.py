@@ -25,7 +25,7 @@ from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
 from tests.engine.test_draft_models import check_drafts, drafted, spied
 
-KERNELS = ["torch", best(), "triton"]
+KERNELS = ["torch", best()]
 VOCAB, HIDDEN, HEADS, DIM, LAYERS = 263, 32, 4, 8, 4
 ROWS = 141  # of the EAGLE-3 head
 KEPT = (1, 3, 4)  # layers whose inputs the EAGLE-3 head reads; 4: the output of the last one
@@ -212,7 +212,10 @@ class Speculators(Eagle3):
 
 @pytest.fixture(scope="module")
 def target(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
+    return save_target(tmp_path_factory.mktemp("target"), path)
+
+
+def save_target(folder: Path, tokenizer: Path) -> Path:
     config = transformers.LlamaConfig(
         **{**CONFIG, "num_hidden_layers": LAYERS, "max_position_embeddings": 512},
         bos_token_id=None,
@@ -221,7 +224,7 @@ def target(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    shutil.copy(path / "tokenizer.json", folder)
+    shutil.copy(tokenizer / "tokenizer.json", folder)
     return folder
 
 
@@ -254,6 +257,20 @@ def test_drafts_are_those_of_the_reference(kernels: str, target: Path, head: Mad
         made = spied(llm, monkeypatch)
         assert lookup.seen(llm.generate(prompts, params)) == lookup.seen(expected)
     assert check_drafts(made, prompts, expected, head[2].drafts) > 30
+
+
+def test_drafts_with_triton_kernels(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("triton")
+    reference = Eagle3(target)
+    head = "eagle3", reference.save(tmp_path / "head"), reference
+    params = msgspec.structs.replace(lookup.requests("greedy", 1)[0], max_tokens=5)
+    prompts = [PROMPT[:9], PROMPT[2:6]]
+    with engine(target, None, best()) as llm:
+        expected = llm.generate(prompts, params)
+    with engine(target, head, "triton", max_step_tokens=8, dtype="float32") as llm:
+        made = spied(llm, monkeypatch)
+        assert lookup.seen(llm.generate(prompts, params)) == lookup.seen(expected)
+    assert check_drafts(made, prompts, expected, reference.drafts) > 6
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ class Speculation(Section):
         is_path=True,
         example="../qwen3-0.6b",
     )
-    """Folder of the draft model, for the method draft: a decoder with the tokenizer of the served model; or of the head,
-    for eagle and eagle3. Relative paths start at the manifest's folder."""
+    """Folder of the draft model, for the method draft: a decoder with the tokenizer of the served model. For eagle and
+    eagle3: folder of the head. Relative paths start at the manifest's folder."""
     tokens: Annotated[int, Field(ge=1, le=32)] = declare(
         4,
         effect=_DRAFTS,
