@@ -315,7 +315,7 @@ def test_models_that_cannot_draft_are_refused(path: Path, other: Path, tmp_path:
     narrow = saved(tmp_path / "narrow", path, transformers.MistralForCausalLM, sliding_window=9)
     with pytest.raises(ConfigError, match="attends to more tokens than the target keeps"):
         engine(narrow, path)
-    with pytest.raises(ConfigError, match="the method draft needs draft_model"):
+    with pytest.raises(ConfigError, match="the methods draft, eagle, eagle3 need draft_model"):
         lookup.engine(path, "draft")
     with pytest.raises(ConfigError, match="no other method has one"):
         lookup.engine(path, "ngram", draft_model=str(path))

@@ -270,7 +270,7 @@ def test_drafts_with_triton_kernels(target: Path, tmp_path: Path, monkeypatch: p
     with engine(target, head, "triton", max_step_tokens=8, dtype="float32") as llm:
         made = spied(llm, monkeypatch)
         assert lookup.seen(llm.generate(prompts, params)) == lookup.seen(expected)
-    assert check_drafts(made, prompts, expected, reference.drafts) > 6
+    assert check_drafts(made, prompts, expected, reference.drafts) >= 6
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_drafts_with_triton_kernels(path: Path, tmp_path: Path, monkeypatch: pyt
     with engine(tmp_path / "glm", "mtp", "triton", draft_tokens=2, max_step_tokens=8, dtype="float32") as llm:
         made = spied(llm, monkeypatch)
         assert lookup.seen(llm.generate(prompts, params)) == lookup.seen(expected)
-    assert check_drafts(made, prompts, expected, model.drafts) > 4
+    assert check_drafts(made, prompts, expected, model.drafts) >= 3
 
 
 def test_drafts_of_a_head_that_pause_keep_every_reply(reference):
