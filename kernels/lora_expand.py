@@ -2,7 +2,8 @@
 
 Groups, pairs and tiles are those of lora_shrink.py; rows that are in no tile do not change. A fused projection has
 several sources, such as q, k and v, each with RANK columns of u. `spans` divides the outputs into runs of one source;
-outputs outside of all spans do not change. A group uses the first `ranks` columns of a source: the matrices beyond may belong to an adapter that has left the slot.
+outputs outside of all spans do not change. A group uses the first `ranks` columns of a source: the matrices beyond may
+belong to an adapter that has left the slot.
 
 Sums are in fp32, with one rounding of u to the type of B for the matrix instruction and one of y.
 """

@@ -1,8 +1,8 @@
 """First product of LoRA adapters: u[p] = x[p // pairs_per_row] A[group of p].
 
 A group is an adapter, or an adapter and an expert. p is a row, or a pair of a row and an expert. `pairs` and `tiles`
-are a schedule of the groups (experts/schedule.py). Rows without an adapter are in no tile: their products are undefined,
-and lora_expand.py does not read them. The inputs are divided into parts of SPLIT, so that a step of few rows has enough
+are a schedule of the groups (experts/schedule.py). Rows without an adapter are in no tile: lora_expand.py does not read
+their products, which are undefined. The inputs are divided into parts of SPLIT, so that a step of few rows has enough
 programs. The parts of a sum are kept apart, and lora_expand.py adds them up in order.
 
 As in experts/matmul.py, the columns of A take the rows of a matrix instruction and the pairs its columns, and inputs
