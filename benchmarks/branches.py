@@ -1,10 +1,10 @@
-"""Count how often a second branch of a lookup draft would be right where the first one is rejected.
+"""Count the steps in which a second branch of a lookup draft is right, and the first one is wrong.
 
     python -m benchmarks.branches [--texts 12] [--tokens 256]
 
-The texts are those of benchmarks/speculation.py. No model runs: the reply is known, and a draft has the tokens that
-followed most of the latest occurrences of the last two tokens, those with the longest match first. The share of steps in
-which the runner-up at the first wrong token is right limits what a tree of drafts could gain over a chain.
+benchmarks/speculation.py supplies the texts. No model runs, because the replies are known. A draft consists of the
+tokens that followed the last two tokens most often, and longer matches count more. A tree of drafts gains over a chain
+at most in those steps in which the first wrong token of the draft has a runner-up that is right.
 """
 
 import argparse

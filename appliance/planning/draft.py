@@ -47,7 +47,7 @@ def with_draft_model(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
             shared_group(groups, own)
     except EngineError as error:
         if wanted.method == "auto":
-            return checkpoint  # without a prediction head, or with one that cannot draft
+            return checkpoint  # no prediction head, or it does not suit the model
         if wanted.method == "mtp":
             refuse(settings, "speculation.method", str(error), exits.CHECKPOINT, instead="ngram")
         raise Refused([unread(settings.place(KEY), KEY, str(error))], exits.CHECKPOINT) from error

@@ -1,5 +1,5 @@
-"""Weights of an EAGLE-3 head beside its program: the projection of the target's hidden states, and the tokens of its
-logits."""
+"""Weights of an EAGLE-3 head that its program does not have: the projection of the target's hidden states, and the token
+of each logit."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from engine.lowering.program import Program
 class DraftHead:
     """Immutable after `load`."""
 
-    ids: Tensor | None = None  # [rows of the head] int64, token of each logit; None: all tokens have one
+    ids: Tensor | None = None  # [rows of the head] int64, token of each logit; None: the number of the row
 
     def __init__(self, projection: Program, ids: str, target: Target) -> None:
         """ids: name of the tensor with the distances from the number of a logit to its token, if there is one."""

@@ -228,7 +228,7 @@ class TextModel:
     @property
     def kept_states(self) -> Tensor | None:
         """Inputs of the layers `Model.kept_layers` in the last step, [tokens, layers · hidden], valid until the next
-        call; None for a model that keeps none."""
+        call. None if there are no such layers."""
         return self._reference.kept_states if self.compiled is None else self.compiled.kept_states
 
     def _shared_tensors(self) -> frozenset[str]:

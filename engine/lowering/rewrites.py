@@ -128,7 +128,7 @@ def quantize_outputs(
 
 
 def last_uses(ops: Sequence[Op], *kept: Value | None) -> tuple[tuple[str, ...], ...]:
-    """Return for each operation the names of the buffers that nothing reads afterwards, except those of `kept`."""
+    """Return for each operation the names of the buffers that nothing reads afterwards. Values in `kept` are read."""
     found: list[tuple[str, ...]] = []
     later = {value.name for value in kept if value is not None}
     for op in reversed(ops):

@@ -195,7 +195,7 @@ def _embedding(target: Model) -> Embedding:
 
 
 def _named_tensors(stored: Mapping[str, TensorInfo], target: Checkpoint, model: Model) -> dict[str, TensorInfo]:
-    """Return the tensors of a head by their names in its model, with those of the target that it shares."""
+    """Return the tensors of a head by their names in its model, and the shared tensors of the target."""
     layer = join(model.root, "layers.0")
     names = {"midlayer.": f"{layer}.", "fc.": f"{layer}.fc.", "layers.": join(model.root, "layers."),
              "norm.": join(model.root, "norm.")}  # fmt: skip

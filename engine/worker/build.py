@@ -296,8 +296,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
 def _loaded_draft(
     config: EngineConfig, draft: DraftParts, device: torch.device, shared: Vocabulary | None, team: Team | None
 ) -> TextModel:
-    """Load a draft model, with the number formats of the target's weights. shared: tables of the target; None if this
-    rank does not have them whole."""
+    """Load a draft model, with the number formats of the target's weights. shared: tables of the target, if this
+    rank has all of their rows."""
     text_model = _text_model(config, draft.checkpoint, draft.form, SINGLE, device, team, shared)
     _load(config, draft.checkpoint, text_model, SINGLE, lambda fraction: None)
     # A pass computes the tokens of a step, and the token that each row sampled.

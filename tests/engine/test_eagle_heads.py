@@ -343,7 +343,7 @@ def test_a_recording_with_a_head_replays_exactly(target: Path, head: Made, tmp_p
 
 
 def test_a_tied_head_and_biases_of_the_target_are_shared(path: Path, tmp_path: Path):
-    """The logits of an EAGLE head are those of the target's head, which is the embedding here."""
+    """An EAGLE head computes logits with the head of the target, here the embedding."""
     config = transformers.Qwen2Config(
         **{**CONFIG, "model_type": "qwen2", "num_hidden_layers": 2}, tie_word_embeddings=True, bos_token_id=None
     )
