@@ -1,5 +1,5 @@
-"""Weights of an EAGLE-3 head that its program does not have: the projection of the target's hidden states, and the token
-of each logit."""
+"""Weights of an EAGLE-3 head that its program does not have: the projection of the target's hidden states, and the
+token of each logit."""
 
 from collections.abc import Iterator
 

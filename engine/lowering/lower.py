@@ -143,8 +143,8 @@ from engine.models.sources import (
 
 @lru_cache(maxsize=4)
 def state_projection(model: Model) -> Program | None:
-    """Return the program that projects the states of several layers to the input of an EAGLE-3 head, or None for another
-    model."""
+    """Return the program that projects the states of several layers to the input of an EAGLE-3 head, or None for
+    another model."""
     part = model.prediction_input
     if not isinstance(part, FusedStates):
         return None
