@@ -139,7 +139,7 @@ def test_a_perfect_draft_is_accepted_whole(name: str, plain: LLM, perfect: LLM):
 def test_a_perfect_draft_with_triton_kernels_is_accepted_whole(path: Path, plain: LLM):
     """Drafts are sampled on the host, and the target's tokens on the device, with the same noise."""
     pytest.importorskip("triton")
-    (params,) = lookup.requests("penalties", 1)
+    (params,) = lookup.requests("repetition penalty", 1)
     params = msgspec.structs.replace(params, max_tokens=2 + TOKENS)
     with engine(path, path, "triton", dtype="float32") as llm:
         (found,) = llm.generate([PROMPT[:9]], params)
