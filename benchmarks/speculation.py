@@ -11,7 +11,10 @@ rag         one request: paragraphs of documentation, and a reply that quotes th
 json        one request with a JSON schema
 perfect     one request, whose drafts are always right
 random      one request, whose drafts are always wrong
-load        `--rows` requests at the same time: half of `code`, and half of texts that do not repeat
+load        `--rows` requests at the same time: half of `code`, and half of texts that do not repeat. Only `off` and
+            `auto` are compared, because other methods never pause
+
+Prompts are in the prefix cache after the first round, which warms up, so rounds consist of decode steps.
 
 All engines are loaded at the same time, and rounds of each alternate in one run. A ratio is the median of the ratios of
 rounds, in which a disturbance by other processes affects both sides.
@@ -231,7 +234,7 @@ def scenarios(tokenizer: Tokenizer, rows: int, length: int) -> dict[str, Scenari
         "json": Scenario((order(tokenizer),), ("off", "jump-ahead", "auto")),
         "perfect": Scenario((noise(1, length),), ("off", "ngram")),
         "random": Scenario((noise(1, length),), ("off", "ngram", "auto")),
-        "load": Scenario(tuple(texts), lookup),
+        "load": Scenario(tuple(texts), ("off", "auto")),
     }
 
 
@@ -303,7 +306,7 @@ def _rate(llm: LLM, texts: Sequence[Text]) -> tuple[float, float]:
         Params(temperature=0.0, max_tokens=len(text.reply), ignore_eos=text.grammar is None, grammar=text.grammar)
         for text in texts
     ]
-    llm._loop.scheduler.reset_prefix_cache()  # and recent replies, which would have this one
+    llm._loop.scheduler.drafting.replies.clear()  # which would have this one
     replies = llm.generate([text.prompt for text in texts], params)
     for reply, text in zip(replies, texts, strict=True):
         assert tuple(reply.ids) == text.reply[: len(reply.ids)] and not reply.error, reply.error

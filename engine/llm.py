@@ -60,7 +60,7 @@ from engine.kv.layout import SCALE_BYTES, Layout, cpu_kv_dtype, layout, with_dra
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.media.spectrogram import Samples, spectrogram_item
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.draft import prediction_head, read_draft
+from engine.models.draft import with_drafts
 from engine.models.media import bidirectional_tokens
 from engine.models.parts import Model, is_bidirectional
 from engine.models.stored import native_paths
@@ -525,7 +525,8 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
     if (draft := checkpoint.draft) is not None:
-        weights += weight_bytes(draft.model, draft.tensors, draft.quantization, holder)
+        of_draft = replace(holder, shares_tables=config.parallelism.tensor == 1)
+        weights += weight_bytes(draft.model, draft.tensors, draft.quantization, of_draft)
     # On a CPU, all ranks share the same memory.
     sharing = config.parallelism.tensor if config.hardware.device == "cpu" else 1
     free = max(0, free_memory(config.hardware.device) - sharing * weights) // sharing
@@ -552,11 +553,7 @@ def _form(config: EngineConfig, checkpoint: Checkpoint) -> Layout:
 
 def _with_draft(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with its draft model or prediction head, if the configuration has one."""
-    if config.speculation.method == "mtp":
-        return replace(checkpoint, draft=prediction_head(checkpoint))
-    if config.speculation.model:
-        return replace(checkpoint, draft=read_draft(config.speculation.model, checkpoint))
-    return checkpoint
+    return with_drafts(checkpoint, config.speculation.method, config.speculation.model)
 
 
 def _own_form(config: EngineConfig, model: Model, ranks: int) -> Layout:

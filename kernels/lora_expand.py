@@ -1,8 +1,9 @@
 """Second product of LoRA adapters, added in place to the product of a projection: y[p] += (Σ parts of u[p]) B[group].
 
-Groups, pairs and tiles are those of lora_shrink.py. A fused projection has several sources, such as q, k and v, each
-with RANK columns of u. `spans` divides the outputs into runs of one source; outputs outside of all spans do not change.
-A group uses the first `ranks` columns of a source: the matrices beyond may belong to an adapter that has left the slot.
+Groups, pairs and tiles are those of lora_shrink.py; rows that are in no tile do not change. A fused projection has
+several sources, such as q, k and v, each with RANK columns of u. `spans` divides the outputs into runs of one source;
+outputs outside of all spans do not change. A group uses the first `ranks` columns of a source: the matrices beyond may
+belong to an adapter that has left the slot.
 
 Sums are in fp32, with one rounding of u to the type of B for the matrix instruction and one of y.
 """
@@ -39,11 +40,11 @@ def _reference(
     """u: [parts, pairs, columns] fp32; b: [groups, rank, outputs], contiguous; ranks: [groups, sources] int32, columns
     in use; spans: [spans, 3] int32, from `spans_of`; pairs, tiles: from expert_schedule with tiles of `rows` pairs;
     y: [pairs, outputs] of b's type, changed in place → y."""
-    groups, rank, _ = b.shape
+    rank = b.shape[1]
     low = u.sum(0)
     for group, first, end in tiles.tolist():
         own = pairs[first:end].long()
-        for at, stop, source in spans.tolist() if group < groups else ():
+        for at, stop, source in spans.tolist():
             used = int(ranks[group, source])
             left = low[own, source * rank : source * rank + used].to(b.dtype).float()
             y[own, at:stop] = (y[own, at:stop].float() + left @ b[group, :used, at:stop].float()).to(y.dtype)
@@ -62,7 +63,6 @@ def lora_expand_kernel(
     y_row,
     count,
     PARTS: tl.constexpr,
-    GROUPS: tl.constexpr,
     SOURCES: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
@@ -76,7 +76,7 @@ def lora_expand_kernel(
     first = tl.load(entry + 1)
     end = tl.load(entry + 2)
     group = tl.load(entry).to(tl.int64)
-    if (first >= end) | (group >= GROUPS):
+    if first >= end:
         return
     span = spans + tl.program_id(0) * 3
     source = tl.load(span + 2)
@@ -109,7 +109,7 @@ def lora_expand_kernel(
 def _triton(
     u: Tensor, b: Tensor, ranks: Tensor, spans: Tensor, pairs: Tensor, tiles: Tensor, rows: int, y: Tensor
 ) -> Tensor:
-    groups, rank, outputs = b.shape
+    _, rank, outputs = b.shape
     for tensor, name in ((u, "u"), (b, "b"), (ranks, "ranks"), (spans, "spans")):
         if not tensor.is_contiguous():
             raise ValueError(f"{name}: must be contiguous; call .contiguous()")
@@ -129,7 +129,6 @@ def _triton(
         row_stride(y, "y"),
         len(pairs),
         PARTS=len(u),
-        GROUPS=groups,
         SOURCES=ranks.shape[1],
         COLUMNS=u.shape[2],
         RANK=rank,
@@ -156,7 +155,7 @@ def _inputs(
     beside: int = 0,
 ) -> Args:
     """sizes: outputs of each source. beside: number of outputs before and after them that adapters do not change."""
-    pairs, tiles, rows = drawn_schedule(make, tokens, groups, top_k, rows)
+    pairs, tiles, rows = drawn_schedule(make, tokens, groups, top_k, rows, none=True)
     columns = -(-rank * len(sizes) // 16) * 16
     starts = [beside + sum(sizes[:at]) for at in range(len(sizes))]
     spans = spans_of([(at, size, source) for source, (at, size) in enumerate(zip(starts, sizes, strict=True))])

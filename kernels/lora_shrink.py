@@ -1,9 +1,9 @@
 """First product of LoRA adapters: u[p] = x[p // pairs_per_row] A[group of p].
 
 A group is an adapter, or an adapter and an expert. p is a row, or a pair of a row and an expert. `pairs` and `tiles`
-are a schedule of the groups (experts/schedule.py); rows without an adapter have a group beyond the last matrix, and
-their products are 0. The inputs are divided into parts of SPLIT, so that a step of few rows has enough programs. The
-parts of a sum are kept apart, and lora_expand.py adds them up in order.
+are a schedule of the groups (experts/schedule.py). Rows without an adapter are in no tile: lora_expand.py does not read
+their products, which are undefined. The inputs are divided into parts of SPLIT, so that a step of few rows has enough
+programs. The parts of a sum are kept apart, and lora_expand.py adds them up in order.
 
 As in experts/matmul.py, the columns of A take the rows of a matrix instruction and the pairs its columns, and inputs
 are added up in order, STEP at a time. The sums of a pair therefore do not depend on the other pairs.
@@ -28,7 +28,7 @@ FEW, MANY = 16, 64  # pairs of a tile
 
 def lora_tile_rows(pairs: int, groups: int) -> int:
     """Return the number of pairs of a tile for a step of this size."""
-    return FEW if pairs <= 8 * (groups + 1) else MANY
+    return FEW if pairs <= 8 * groups else MANY
 
 
 def num_parts(inputs: int) -> int:
@@ -38,14 +38,13 @@ def num_parts(inputs: int) -> int:
 def _reference(x: Tensor, a: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_row: int, rows: int) -> Tensor:
     """x: [rows, inputs]; a: [groups, inputs, columns] of x's type, contiguous; pairs, tiles: from expert_schedule with
     tiles of `rows` pairs → [parts, pairs, columns] fp32."""
-    groups, inputs, columns = a.shape
+    _, inputs, columns = a.shape
     u = torch.zeros((num_parts(inputs), len(pairs), columns), dtype=torch.float32, device=x.device)
     for group, first, end in tiles.tolist():
-        if group < groups:
-            own = pairs[first:end].long()
-            for part in range(len(u)):
-                some = slice(part * SPLIT, (part + 1) * SPLIT)
-                u[part, own] = x[own // pairs_per_row, some].float() @ a[group, some].float()
+        own = pairs[first:end].long()
+        for part in range(len(u)):
+            some = slice(part * SPLIT, (part + 1) * SPLIT)
+            u[part, own] = x[own // pairs_per_row, some].float() @ a[group, some].float()
     return u
 
 
@@ -59,7 +58,6 @@ def lora_shrink_kernel(
     x_row,
     count,
     PAIRS_PER_ROW: tl.constexpr,
-    GROUPS: tl.constexpr,
     INPUTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -84,18 +82,17 @@ def lora_shrink_kernel(
     left = a + (group * INPUTS + part * SPLIT + at)[None, :] * COLUMNS + column[:, None]
     right = x + (pair // PAIRS_PER_ROW).to(tl.int64)[None, :] * x_row + (part * SPLIT + at)[:, None]
     total = tl.zeros((BLOCK, ROWS), tl.float32)
-    if group < GROUPS:
-        for k in range(0, SPLIT, STEP):
-            inside = at < INPUTS - part * SPLIT - k
-            wanted = tl.load(left + k * COLUMNS, keep[:, None] & inside[None, :], 0.0)
-            values = tl.load(right + k, real[None, :] & inside[:, None], 0.0)
-            total = tl.dot(wanted, values, total, input_precision="ieee")
+    for k in range(0, SPLIT, STEP):
+        inside = at < INPUTS - part * SPLIT - k
+        wanted = tl.load(left + k * COLUMNS, keep[:, None] & inside[None, :], 0.0)
+        values = tl.load(right + k, real[None, :] & inside[:, None], 0.0)
+        total = tl.dot(wanted, values, total, input_precision="ieee")
     out = u + (part.to(tl.int64) * count + pair)[:, None] * COLUMNS + column[None, :]
     tl.store(out, tl.trans(total), real[:, None] & keep[None, :])
 
 
 def _triton(x: Tensor, a: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_row: int, rows: int) -> Tensor:
-    groups, inputs, columns = a.shape
+    _, inputs, columns = a.shape
     if not a.is_contiguous():
         raise ValueError("a: the matrices of the groups must be contiguous; call .contiguous()")
     if x.shape != (len(pairs) // pairs_per_row, inputs):
@@ -117,7 +114,6 @@ def _triton(x: Tensor, a: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_row: i
         row_stride(x, "x"),
         len(pairs),
         PAIRS_PER_ROW=pairs_per_row,
-        GROUPS=groups,
         INPUTS=inputs,
         COLUMNS=columns,
         SPLIT=SPLIT,
@@ -130,26 +126,29 @@ def _triton(x: Tensor, a: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_row: i
     return u
 
 
-def drawn_schedule(make: Make, tokens: int, groups: int, top_k: int, rows: int | None) -> tuple[Tensor, Tensor, int]:
-    """Draw a group, or none, for each pair. Return the schedule, and the pairs of a tile (default: as served)."""
+def drawn_schedule(
+    make: Make, tokens: int, groups: int, top_k: int, rows: int | None, *, none: bool
+) -> tuple[Tensor, Tensor, int]:
+    """Draw a group for each pair, or with `none` also no group. Return the schedule, and the pairs of a tile (default:
+    as served)."""
     rows = rows or lora_tile_rows(tokens * top_k, groups)
-    ids = make.integers(0, groups + 1, tokens, top_k)
-    pairs, tiles = (empty_schedule if make.meta else EXPERT_SCHEDULE.reference)(ids, groups + 1, rows)
+    ids = make.integers(0, groups + none, tokens, top_k)
+    pairs, tiles = (empty_schedule if make.meta else EXPERT_SCHEDULE.reference)(ids, groups, rows)
     return pairs, tiles, rows
 
 
 def single_schedule(pairs: Tensor, tiles: Tensor, groups: int, own: range) -> tuple[Tensor, Tensor, int]:
     """Return the schedule of a step with these pairs alone, and the pairs of its tiles."""
     found = {pair: group for group, first, end in tiles.tolist() for pair in pairs[first:end].tolist()}
-    ids = torch.tensor([[found[pair] for pair in own]], dtype=torch.int32, device=pairs.device)
+    ids = torch.tensor([[found.get(pair, groups) for pair in own]], dtype=torch.int32, device=pairs.device)
     rows = lora_tile_rows(len(own), groups)
-    return *EXPERT_SCHEDULE.reference(ids, groups + 1, rows), rows
+    return *EXPERT_SCHEDULE.reference(ids, groups, rows), rows
 
 
 def _inputs(
     make: Make, tokens: int, groups: int, inputs: int, columns: int, *, top_k: int = 1, rows: int | None = None
 ) -> Args:
-    pairs, tiles, rows = drawn_schedule(make, tokens, groups, top_k, rows)
+    pairs, tiles, rows = drawn_schedule(make, tokens, groups, top_k, rows, none=False)
     x, a = make.normal(tokens, inputs), make.normal(groups, inputs, columns, scale=inputs**-0.5)
     return x, a, pairs, tiles, top_k, rows
 

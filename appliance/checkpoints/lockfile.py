@@ -51,6 +51,7 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     machine: str  # machine of the plan
     model: Model
     adapters: dict[str, Digest] = {}  # files of the LoRA adapters, as NAME/FILE
+    draft: dict[str, Digest] = {}  # files of the draft model or EAGLE head
     template: Template | None = None
     plan: dict[str, Any]  # every key as resolved, and the derived numbers
     golden: Recorded | None = None  # outputs for the self-test prompts, if an engine could compute them
@@ -80,11 +81,9 @@ def as_yaml(lock: Lock, manifest: str) -> str:
         "  files:",
         *(f"    {_scalar(name)}: {_digest(model.files[name])}" for name in sorted(model.files)),
     ]
-    if lock.adapters:
-        lines += [
-            "adapters:",
-            *(f"  {_scalar(name)}: {_digest(found)}" for name, found in sorted(lock.adapters.items())),
-        ]
+    for title, files in (("adapters", lock.adapters), ("draft", lock.draft)):
+        if files:
+            lines += [f"{title}:", *(f"  {_scalar(name)}: {_digest(found)}" for name, found in sorted(files.items()))]
     if lock.template:
         lines += ["template:", f"  file: {_scalar(lock.template.file)}", f"  sha256: {_scalar(lock.template.sha256)}"]
     lines += ["plan:", *(f"  {key}: {_scalar(value)}" for key, value in lock.plan.items())]

@@ -15,7 +15,7 @@ from appliance.lockfile.verify import LockVerifier
 from appliance.lockfile.write import make_lock
 from appliance.planning.memory import spell_bytes
 from appliance.planning.plan import Plan
-from appliance.planning.validate import resolve, validate
+from appliance.planning.validate import resolve, resolve_downloads, validate
 from engine.api.golden import Recorded
 
 
@@ -24,6 +24,7 @@ def write(given: Given, machine: Machine | None = None) -> int:
     settings, _ = resolve(given, machine)
     path, key = lock_path(given.manifest), settings.manifest.model.source.key
     plan = validate(given, machine)
+    settings = resolve_downloads(settings, given.environ)
     if plan.job is not None:
         message = f"its files are not downloaded yet. Run `slipway fetch {given.manifest}`, then lock again"
         raise Refused([Problem(settings.place(key), ".".join(key), message)], exits.SOURCE)

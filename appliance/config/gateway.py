@@ -14,6 +14,7 @@ from appliance.config.sections.limits import Limits
 from appliance.config.sections.observability import Observability
 from appliance.config.sections.values import Section
 from engine.api import config as engine_config
+from engine.api.config import SpeculationMethod
 from engine.api.media import Modality
 
 
@@ -131,7 +132,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_keys: SecretRef | None = None  # the secret that `endpoints.api_keys` names
     trace_headers: SecretRef | None = None  # the secret that `observability.traces.headers` names
     tls: Tls | None = None  # `endpoints.tls` with complete paths; the listener uses TLS if set
-    speculation: Literal["off", "jump-ahead", "ngram", "suffix", "draft", "mtp"] = "off"  # method of the engines
+    speculation: SpeculationMethod = "off"  # of the engines
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"  # order of requests in the engines
     sampling: SamplingDefaults = SamplingDefaults()
     drain_s: float = 8.0  # resolved `lifecycle.drain`: time for open requests after SIGTERM

@@ -51,6 +51,7 @@ class Settings:
     layers: tuple[str, ...] = ()  # files, overlays and profile that contributed, as text
     older: Mapping[str, Older] = field(default_factory=dict)  # files of an older version, by name
     notices: tuple[Problem, ...] = ()  # warnings about deprecated names, one each
+    downloaded: Mapping[Path, File] = field(default_factory=dict)  # folders of adapters with a URI, by their path's key
 
     def origin(self, key: Key | Path) -> str:
         """Return the origin of a value as text.
@@ -82,7 +83,9 @@ class Settings:
         return real_path(folder_of(place.source if place and place.line else str(self.path)))
 
     def file(self, path: Path) -> File:
-        """Return the file or folder that a value names."""
+        """Return the file or folder that a value names, or that was downloaded for it."""
+        if path in self.downloaded:
+            return self.downloaded[path]
         return joined(self.folder(path), str(at(self.tree, path)))
 
     def from_manifest(self, path: Path) -> str:
@@ -99,7 +102,7 @@ class Settings:
 def _named_paths(manifest: Manifest) -> Iterator[Path]:
     """Yield the paths of values that name files below chosen names and in lists."""
     yield from (("secrets", name, "file") for name in manifest.secrets)
-    yield from (("adapters", number, "path") for number in range(len(manifest.adapters)))
+    yield from (("adapters", number, "path") for number, one in enumerate(manifest.adapters) if one.path is not None)
     yield from (("adapter_loading", "folders", number) for number in range(len(manifest.adapter_loading.folders)))
 
 

@@ -46,6 +46,7 @@ class ModelFacts:
     intermediate_sizes: tuple[int, ...] = (1024,)  # other sizes that tensor parallelism divides
     experts: bool = False  # True for mixture-of-experts models
     stateful: int = 0  # number of layers with recurrent state
+    predicts: bool = False  # True if the checkpoint has a prediction head that can draft
     pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
     speech: bool = False  # True for speech models, whose encoder input is audio
     foreign: str = ""  # architecture that only transformers' own code computes; "" for declared models
@@ -89,6 +90,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         intermediate_sizes=tuple(sorted(set(_intermediate_sizes(model)))),
         experts=has_experts(model),
         stateful=len(recurrents(model)),
+        predicts=checkpoint.draft is not None and checkpoint.draft.path == checkpoint.path,
         pools=model.pooler is not None,
         speech=model.audio is not None,
         foreign="" if model.foreign is None else model.foreign.architecture,

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from appliance.constraints.rule import TRITON, Facts, Rule, View
+from appliance.constraints.rule import Facts, Rule, View
 from engine.api.config import SpeculationMethod
 
 OFF: SpeculationMethod = "off"
-MODELS = ("draft", "mtp")
 
 AVAILABLE: tuple[tuple[SpeculationMethod, Callable[[Facts], bool], str], ...] = (
+    ("mtp", lambda facts: facts.model.predicts, "the checkpoint has a prediction head"),
     ("suffix", lambda facts: not facts.model.stateful and not facts.model.pools, "lookup needs no draft model"),
     (OFF, lambda facts: True, "the model has no speculative decoding"),
 )
@@ -47,11 +47,5 @@ RULES = (
         facts=("model.pools",),
         holds=lambda view: view.speculation == OFF or not view.facts.model.pools,
         text="pooling models have no speculative decoding, because they generate no tokens",
-    ),
-    Rule(
-        name="speculation-draft",
-        keys=("kernels", "speculation"),
-        holds=lambda view: view.speculation not in MODELS or view.kernels != TRITON,
-        text="Triton kernels do not support draft models and prediction heads",
     ),
 )

@@ -215,10 +215,10 @@ VARIABLES = (
     Variable(
         key="speculation.method",
         name="speculation",
-        values=_always("off", "jump-ahead", "ngram", "suffix", "draft", "mtp"),
+        values=_always("off", "jump-ahead", "ngram", "suffix", "draft", "eagle", "eagle3", "mtp"),
         auto=draft_methods,
         why=draft_method_why,
-        prefers="`suffix`; `off` for models without speculative decoding",
+        prefers="`mtp` with a prediction head, else `suffix`; `off` for models without speculative decoding",
     ),
     Variable(
         key="parallelism.data",

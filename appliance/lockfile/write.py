@@ -34,6 +34,7 @@ from engine.gguf.file import root_of
 from engine.models.adapters import FILES
 
 KEY = ("model", "lock")
+DRAFT = ("speculation", "model")
 
 
 def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) -> Lock:
@@ -55,6 +56,7 @@ def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) ->
             files=_hashed(root_of(folder), read_names(folder), settings.cache),
         ),
         adapters=_named(_adapter_files(settings), settings.cache),
+        draft=_named(_draft_files(settings), settings.cache),
         template=_template(plan, settings, folder),
         plan=planned_values(plan),
         golden=golden,
@@ -76,6 +78,14 @@ def _adapter_files(settings: Settings) -> dict[str, Path]:
     """Return the files of the LoRA adapters, by their names in the lock."""
     folders = {one.name: settings.file(("adapters", at, "path")) for at, one in enumerate(settings.manifest.adapters)}
     return {f"{name}/{file}": folder / file for name, folder in folders.items() for file in FILES}
+
+
+def _draft_files(settings: Settings) -> dict[str, Path]:
+    """Return the files of the draft model or EAGLE head, by their names in the lock."""
+    if settings.manifest.speculation.model is None:
+        return {}
+    folder = settings.file(DRAFT)
+    return {name: root_of(folder) / name for name in read_names(folder)}
 
 
 def _hashed(folder: Path, names: Iterable[str], cache: Path | None) -> dict[str, Digest]:
@@ -176,7 +186,9 @@ def differences(
     names |= {name for name in lock.model.files if (folder / name).is_file()}
     files, skipped = _compared(settings, lock.model.files, {name: folder / name for name in names}, hash_contents)
     adapters, more = _compared(settings, lock.adapters, _adapter_files(settings), hash_contents)
-    return [*files, *adapters, *_template_difference(settings, lock)], sorted(skipped + more)
+    draft, others = _compared(settings, lock.draft, _draft_files(settings), hash_contents)
+    different = [*files, *adapters, *draft, *_template_difference(settings, lock)]
+    return different, sorted(skipped + more + others)
 
 
 def _compared(

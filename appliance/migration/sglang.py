@@ -111,7 +111,10 @@ _RULES: dict[str, Rule] = {
     "max-loras-per-batch": Unneeded(ALL_LOADED),
     "speculative-algorithm": Key(
         "speculation.method",
-        mapped({"NGRAM": "ngram", "STANDALONE": "draft", "NEXTN": "mtp"}, "EAGLE heads are not supported"),
+        mapped(
+            {"NGRAM": "ngram", "STANDALONE": "draft", "NEXTN": "mtp", "EAGLE": "eagle", "EAGLE3": "eagle3"},
+            "see speculation.method",
+        ),
     ),
     "speculative-draft-model-path": Key("speculation.model"),
     "speculative-num-steps": Missing(NO_DRAFT_TREE),

@@ -253,6 +253,7 @@ def _adapter(text: str) -> dict[str, str]:
 
 SPECULATION_METHODS = {
     **{"ngram": "ngram", "suffix": "suffix", "draft_model": "draft", "mtp": "mtp"},
+    **{"eagle": "eagle", "eagle3": "eagle3"},
     **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "ernie_mtp"), "mtp"),
 }
 """Methods of vLLM -> of speculation.method."""

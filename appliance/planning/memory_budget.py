@@ -4,7 +4,7 @@ The planner and the solver's memory rule (appliance/planning/ranks.py) call the 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.config.manifest import Manifest
 from appliance.constraints.rule import TRITON, View
@@ -330,7 +330,8 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
 def draft_holdings(checkpoint: Checkpoint, view: View) -> tuple[Holding, ...]:
     """Return the weights of the draft model, which rank 0 has whole, by their parts in this model."""
     draft = checkpoint.draft
-    return () if draft is None else footprint(draft.model, draft.tensors, draft.quantization, _holder(view, 0, 1))
+    holder = replace(_holder(view, 0, 1), shares_tables=view.tensor == 1)
+    return () if draft is None else footprint(draft.model, draft.tensors, draft.quantization, holder)
 
 
 def _holder(view: View, rank: int, ranks: int) -> Holder:

@@ -291,7 +291,12 @@ def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
 def _adapters(settings: Settings) -> dict[str, Choice[Any]]:
     """Return the adapters with paths relative to the manifest's folder."""
     each = enumerate(settings.manifest.adapters)
-    found = [{"name": one.name, "path": settings.from_manifest(("adapters", at, "path"))} for at, one in each]
+    found = [
+        {"name": one.name, "path": settings.from_manifest(("adapters", at, "path"))}
+        if one.uri is None
+        else {"name": one.name, "uri": one.uri}
+        for at, one in each
+    ]
     folders = [settings.from_manifest(("adapter_loading", "folders", at))
                for at in range(len(settings.manifest.adapter_loading.folders))]  # fmt: skip
     named = {"adapters": Choice(found)} if found else {}

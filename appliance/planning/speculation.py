@@ -33,6 +33,8 @@ def speculation(
         "suffix": f"up to {wanted.tokens} tokens that followed most occurrences of the last {wanted.ngram_min} or more",
         "jump-ahead": "text that a grammar forces",
         "draft": f"up to {wanted.tokens} tokens of the draft model",
+        "eagle": f"up to {wanted.tokens} tokens of the EAGLE head",
+        "eagle3": f"up to {wanted.tokens} tokens of the EAGLE-3 head",
         "mtp": f"up to {wanted.tokens} tokens of the checkpoint's prediction head",
     }
     source = drafts[method]

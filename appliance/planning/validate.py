@@ -28,6 +28,7 @@ from appliance.config.sections.secrets import SecretFile
 from appliance.config.settings import Given, Settings, load, unvalidated
 from appliance.config.suggest import suggest_name
 from appliance.config.versions import in_older_words
+from appliance.config.yaml_loader import dotted
 from appliance.hardware.machine import Machine, read_machine
 from appliance.planning.adapters import other_bases, read_adapters
 from appliance.planning.answerable import check_answerable
@@ -128,6 +129,7 @@ def _validated(
     found = find(settings, environ)
     if problems and not isinstance(found, LocalFolder):
         raise Refused(problems)  # do not contact a server while the token that it needs is unreadable
+    settings = resolve_downloads(settings, environ)
     try:
         with facts(found, policy(settings, environ), environ) as known:
             verify(settings, known.folder if known.job is None else None)
@@ -163,6 +165,20 @@ def _validated(
         assumed=assumed,
         notices=(*planned.notices, *check_host_here(settings), *other_bases(settings, checkpoint, known)),
     )
+
+
+def resolve_downloads(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Return the settings with the folders of adapters that have a URI. Raise NotPlanned if one is not downloaded."""
+    if all(one.uri is None for one in settings.manifest.adapters):
+        return settings
+    from appliance.checkpoints.adapters import AdapterSourceError, adapter_folders  # not imported for local folders
+
+    try:
+        return replace(settings, downloaded=adapter_folders(settings, environ))
+    except AdapterSourceError as error:
+        kind = NotPlanned if error.is_missing else Refused
+        problem = Problem(settings.place(error.key), dotted(error.key), without_password(str(error)))
+        raise kind([problem], exits.SOURCE) from error
 
 
 def _planned(
@@ -226,6 +242,7 @@ def _download(
         if problems:
             raise Refused(problems)
         found = find(settings, given.environ)
+        _download_adapters(settings, given, during)
         if isinstance(found, LocalFolder):
             return found.path
         try:
@@ -235,6 +252,24 @@ def _download(
             key = settings.manifest.model.source.key
             said = without_password(str(error))
             raise Refused([Problem(settings.place(key), ".".join(key), said)], exits.SOURCE) from error
+
+
+def _download_adapters(
+    settings: Settings, given: Given, during: Callable[["Progress"], contextlib.AbstractContextManager[None]]
+) -> None:
+    """Download the adapters that have a URI. Raise Refused with the key of the first that fails."""
+    if all(one.uri is None for one in settings.manifest.adapters):
+        return
+    from appliance.checkpoints.adapters import adapter_specs
+    from appliance.checkpoints.download import download_checkpoint, on_stderr
+
+    for key, spec, limits in adapter_specs(settings, given.environ):
+        try:
+            with on_stderr() as say:
+                download_checkpoint(spec, limits, given.environ, say, during)
+        except SourceError as error:
+            problem = Problem(settings.place(key), dotted(key), without_password(str(error)))
+            raise Refused([problem], exits.SOURCE) from error
 
 
 def _lacks_tokenizer(checkpoint: Checkpoint) -> bool:

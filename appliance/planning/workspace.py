@@ -11,7 +11,7 @@ from itertools import chain
 from appliance.planning.derivation import Step, number, product
 from engine.api.config import MEDIA_CACHE, MEDIA_TOKENS, num_slots
 from engine.kv.layout import Layout, blocks_of, whole_blocks
-from engine.lowering.lower import lower
+from engine.lowering.lower import lower, state_projection
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
 from engine.lowering.media_memory import tower_sizes
 from engine.lowering.program import Attend, AttendLatent, Route
@@ -115,6 +115,9 @@ def workspace(
             return tuple(found)
         found.append(product("logits (rows × vocab × copies)", size.logit_rows, model.embed.vocab, 4, COPIES[kernels]))
         return tuple(found)
+    if (projection := state_projection(model)) is not None:
+        for name, width in buffer_widths(projection.ops).items():
+            found.append(product(f"{BUFFER} {name} (tokens × width)", size.tokens, width, 4))
     program = lower(model, ranks)
     for name, width in buffer_widths((*compiled_ops(program), *chain(*compiled_encoder(program)))).items():
         found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))

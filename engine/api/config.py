@@ -14,7 +14,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4", "fp8"]
 HeadBits = Literal["auto", "stored", "int8", "int4"]
-SpeculationMethod = Literal["off", "jump-ahead", "ngram", "suffix", "draft", "mtp"]
+SpeculationMethod = Literal["off", "jump-ahead", "ngram", "suffix", "draft", "eagle", "eagle3", "mtp"]
 MatmulPrecision = Literal["highest", "high", "medium", "bfloat16"]
 Config = TypeVar("Config")
 MEDIA_TOKENS = 1024  # default of max_media_tokens
@@ -181,18 +181,22 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _check_positive("engine.scheduling", self, "max_running", "max_step_tokens", "max_media_tokens")
 
 
+FOLDER_METHODS: tuple[SpeculationMethod, ...] = ("draft", "eagle", "eagle3")
+"""Methods whose draft model or head is in a folder of its own."""
+
+
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Speculative decoding."""
 
     method: SpeculationMethod = "off"
     """"ngram": drafts are the tokens that followed an earlier occurrence of the last tokens, or the forced text of a
     grammar. "suffix": the same with the tokens that followed most occurrences, in recent replies too. "jump-ahead":
-    only forced text. "draft": tokens of a draft model. "mtp": tokens of the prediction heads of the checkpoint."""
+    only forced text. "draft": tokens of a draft model. "eagle", "eagle3": tokens of a head that was trained for the
+    model. "mtp": tokens of the prediction heads of the checkpoint."""
     model: str = ""
-    """Folder of the draft model."""
+    """Folder of the draft model or head."""
     adaptive: bool = False
-    """Pause drafts per request and per number of running requests while measurements say that they do not pay. Only of
-    methods without a model, whose drafts are a part of the step before."""
+    """Pause drafts per request and per number of running requests while measurements say that they do not pay."""
     tokens: int = 4
     """Maximum number of tokens of a draft by lookup or a model, and of rows of logits for drafts alone. Forced text
     also uses the rows that other requests leave."""
@@ -206,7 +210,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def has_model(self) -> bool:
         """Return whether a model computes the drafts."""
-        return self.method in ("draft", "mtp")
+        return self.method in (*FOLDER_METHODS, "mtp")
 
     @property
     def rows(self) -> int:
@@ -215,16 +219,13 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         _check_positive("speculation", self, "tokens", "ngram_min")
-        if bool(self.model) != (self.method == "draft"):
+        if bool(self.model) != (self.method in FOLDER_METHODS):
             raise ConfigError(
-                f"speculation.method={self.method}: the method draft needs speculation.model, the folder of a draft "
-                "model, and no other method has one"
+                f"speculation.method={self.method}: the methods {', '.join(FOLDER_METHODS)} need speculation.model, "
+                "the folder of a draft model or head, and no other method has one"
             )
-        if self.adaptive and (self.has_model or not self.enabled):
-            raise ConfigError(
-                f"speculation.adaptive: drafts of speculation.method={self.method} cannot pause; set it to false, "
-                "or the method to ngram or suffix"
-            )
+        if self.adaptive and not self.enabled:
+            raise ConfigError("speculation.adaptive: speculation.method=off has no drafts to pause; set it to false")
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,6 +27,8 @@ class Drafting:
             "ngram": self._ngram,
             "suffix": self._suffix,
             "draft": _of_model,
+            "eagle": _of_model,
+            "eagle3": _of_model,
             "mtp": _of_model,
         }.get(config.method, _nothing)
         self.control = DraftControl()
@@ -51,19 +53,30 @@ class Drafting:
         if sequence.forced:
             return sequence.forced[:count]
         count = min(count, self._config.tokens)
-        if self._config.adaptive:
-            if len(sequence.ids) < sequence.acceptance.resume:
-                return ()
-            pays = sequence.acceptance.length(self.control.break_even(rows), len(sequence.ids))
-            count = count if pays is None else min(count, pays)
-            if count < 1:
-                return ()
+        if self._config.has_model:  # `lookahead` has limited the draft, which is computed
+            return self.search(sequence, count)
+        count = self._paying(sequence, count, rows)
+        if count < 1:
+            return ()
         began = self.clock()
         drafts = self.search(sequence, count)
         self.seconds += self.clock() - began
         if self._config.adaptive:
             sequence.acceptance.proposed(len(drafts), len(sequence.ids))
         return drafts
+
+    def lookahead(self, sequence: Sequence, count: int, rows: int) -> int:
+        """Return how many tokens, up to `count`, a model drafts after a step with this number of rows."""
+        return self._paying(sequence, min(count, self._config.tokens), rows) if sequence.speculative else 0
+
+    def _paying(self, sequence: Sequence, count: int, rows: int) -> int:
+        """Return how many of `count` draft tokens pay. A request whose drafts do not pay pauses."""
+        if not self._config.adaptive:
+            return count
+        if len(sequence.ids) < sequence.acceptance.resume:
+            return 0
+        pays = sequence.acceptance.length(self.control.break_even(rows), len(sequence.ids))
+        return count if pays is None else min(count, pays)
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int, *, forced: bool) -> None:
         """Count a verified draft. Forced text says nothing about other drafts of the request."""
@@ -75,6 +88,8 @@ class Drafting:
         if not self._config.adaptive:
             return
         decoding = all(row.count == 1 + len(row.drafts) for row in plan.rows)
+        # A step in which a model drafts the first tokens after a pause is neither with nor without drafts.
+        decoding = decoding and all(row.drafts or not row.lookahead for row in plan.rows)
         drafts = sum(len(row.drafts) for row in plan.rows) if decoding else None
         self.control.applied(len(plan.rows), drafts, plan.step, started, now, running=running)
 

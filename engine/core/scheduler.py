@@ -419,8 +419,8 @@ class Scheduler:
     def _look_ahead(self, draft: _Draft, sequence: Sequence, row: Row) -> Row:
         """Return the row with the number of tokens that the draft model drafts after it, and with blocks for them. They
         follow the token that the row samples last if all of its drafts are accepted."""
-        known, most = row.first + row.count + 1, min(draft.lookahead, self.config.speculation.tokens)
-        count = self._longest_draft(sequence, known, most) if sequence.speculative else 0
+        known, most = row.first + row.count + 1, draft.lookahead
+        count = self._longest_draft(sequence, known, self.drafting.lookahead(sequence, most, len(self._running)))
         if count < 1:
             return row
         blocks = self.cache.grow(sequence.tables, sequence.ids, row.first, known + count)

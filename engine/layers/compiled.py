@@ -187,7 +187,7 @@ class CompiledOps:
             case InsertMedia() | AddMedia():
                 yield self._media(op)
             case ReadStates():
-                yield self._read_states(values[op.x], values[op.y])
+                yield self._read_states(values[op.x], values[op.y], skips_first=op.skips_first)
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
@@ -310,12 +310,13 @@ class CompiledOps:
 
         return TorchOp(compute, media=True)
 
-    def _read_states(self, x: Tensor, y: Tensor) -> TorchOp:
+    def _read_states(self, x: Tensor, y: Tensor, *, skips_first: bool) -> TorchOp:
         def compute(tokens: int) -> None:
             assert self.read_states is not None, "a prediction head reads hidden states"
             states, first = self.read_states
             y[:tokens] = states
-            x.index_fill_(0, first, 0.0)
+            if skips_first:
+                x.index_fill_(0, first, 0.0)
 
         return TorchOp(compute)
 
@@ -652,6 +653,7 @@ class CompiledOps:
 
 class CompiledModel(CompiledOps):
     vocabulary: Vocabulary
+    computed_tokens = 0  # of the last step
 
     def __init__(
         self,
@@ -668,7 +670,7 @@ class CompiledModel(CompiledOps):
         self.vocabulary, self._layout = vocabulary, layout
         self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
         self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
-        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
+        self.logit_rows = torch.empty(0, vocabulary.num_logits)
         self._fit(MIN_TOKENS)
 
     def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
@@ -711,7 +713,14 @@ class CompiledModel(CompiledOps):
             for group in sorted({part.group for part in parts if isinstance(part, Region)})
         }
         self._run(parts, data, batch.tokens)
+        self.computed_tokens = batch.tokens
         return self.buffers[self.program.out][: batch.tokens]
+
+    @property
+    def kept_states(self) -> Tensor | None:
+        """Implement `TextModel.kept_states`."""
+        kept = self.program.kept
+        return None if kept is None else self.buffers[kept][: self.computed_tokens]
 
     def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
         """Compute encoder inputs, and write their keys and values for cross-attention to the pages."""
@@ -777,7 +786,7 @@ class CompiledModel(CompiledOps):
         hidden = hidden.contiguous()
         if len(hidden) > len(self.logit_rows):
             # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
-            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
+            self.logit_rows = torch.empty(len(hidden), self.vocabulary.num_logits)
         y = self.logit_rows[: len(hidden)]
         head = self.vocabulary.head
         assert isinstance(head, Packed), "a pooling model has no logits"
@@ -812,7 +821,7 @@ class CompiledModel(CompiledOps):
         """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
         self._fit(max(tokens, self.tokens))
         if self.vocabulary.head is not None:
-            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
+            self.logit_rows = torch.empty(rows, self.vocabulary.num_logits)
         if self.whole is not None:
             self.whole.reserve(tokens, rows)
 

@@ -67,6 +67,7 @@ class ForeignModel:
     memory_usage: MemoryUsage = field(default_factory=lambda: MemoryUsage({}, 0))
     pooler: None = None
     compiled: None = None
+    kept_states: None = None
     buffer_bytes: int = 0
     adapters: LoadedAdapters = NO_ADAPTERS
 

@@ -68,6 +68,7 @@ from engine.lowering.program import (
     PrepareLatent,
     QKNorm,
     Quantized,
+    ReadStates,
     Rotate,
     Route,
     Scale,
@@ -158,6 +159,7 @@ class DeviceStep:
     rope_deltas: Tensor | None = None  # [tokens] int32, rotary position minus position; None: both are equal
     axes: Tensor | None = None  # [tokens, 3] int32, M-RoPE positions in time, height and width; None: all `positions`
     adapters: Tensor | None = None  # [tokens] int32, LoRA adapter of each token, their number for none
+    draft_inputs: Tensor | None = None  # [tokens, hidden], hidden states that a head for drafts reads
     bidirectional: Tensor | None = None  # [tokens, 2] int32, spans of tokens that see one another; None: none do
 
 
@@ -174,15 +176,15 @@ class FusedModel:
         layers = len(self.kv_layers)
         scales = scales or KVScales((1.0,) * layers, (1.0,) * layers)
         self.scales = list(zip(scales.k, scales.v, strict=True))
-        self._ops = self._fused(self.program.ops, self.program.out)
+        self._ops = self._fused(self.program.ops, self.program.out, self.program.kept)
         self._encoder_ops = None
         if self.program.encoder_out is not None:
             self._encoder_ops = self._fused(self.program.encoder, self.program.encoder_out)
 
-    def _fused(self, ops: Sequence[Op], out: Value) -> list[tuple[Op, tuple[str, ...]]]:
+    def _fused(self, ops: Sequence[Op], *out: Value | None) -> list[tuple[Op, tuple[str, ...]]]:
         """Return the operations that are launched, each with the buffers that nothing reads afterwards."""
         fused = quantize_outputs(fuse_add_normalize(fuse_prepare_kv(ops, norms=True)), self._quantizes)
-        return list(zip(fused, last_uses(fused, out), strict=True))
+        return list(zip(fused, last_uses(fused, *out), strict=True))
 
     def scheduled_heads(self, kv_heads: int) -> int:
         """Return the heads for which decode attention divides its work."""
@@ -200,7 +202,12 @@ class FusedModel:
     def forward(self, step: DeviceStep) -> Tensor:
         """Return the hidden states after the final norm, [tokens, hidden], and write the tokens' keys and values to the
         pages. Encoder inputs of the step must have been read before."""
-        return _Run(self, step).execute(self._ops)[self.program.out]
+        return self.forward_kept(step)[0]
+
+    def forward_kept(self, step: DeviceStep) -> tuple[Tensor, Tensor | None]:
+        """Return also the inputs of the layers `Model.kept_layers`, [tokens, layers · hidden], or None."""
+        run, kept = _Run(self, step).execute(self._ops), self.program.kept
+        return run[self.program.out], None if kept is None else run[kept]
 
     def encode_inputs(self, encoder_inputs: DeviceStep) -> Tensor:
         """Return the encoder output, [tokens, hidden], and write the keys and values for cross-attention to the
@@ -287,6 +294,13 @@ def _keep(op: Keep, run: _Run) -> None:
     if op.y.value.name not in run.values:
         run[op.y.value] = x.new_empty(len(x), op.y.value.width)
     run.columns(op.y).copy_(x)
+
+
+def _read_states(op: ReadStates, run: _Run) -> None:
+    assert run.step.draft_inputs is not None, "a head for drafts reads hidden states"
+    run[op.y] = run.step.draft_inputs.to(run.model.dtype)
+    if op.skips_first:
+        run[op.x].masked_fill_((run.step.positions == 0).unsqueeze(1), 0)
 
 
 def _embed(op: Embed, run: _Run) -> None:
@@ -684,6 +698,7 @@ def _gated_recurrence(op: GatedRecurrence, run: _Run) -> None:
 
 FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Keep: _keep,
+    ReadStates: _read_states,
     Embed: _embed,
     InsertMedia: _insert_media,
     AddMedia: _add_media,

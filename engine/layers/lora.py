@@ -40,7 +40,7 @@ class AdapterRows:
     def of(cls, groups: Tensor, num_groups: int) -> "AdapterRows":
         """groups: [rows, 1] int32, adapter of each row, `num_groups` for none."""
         tile_rows = lora_tile_rows(groups.numel(), num_groups)
-        return cls(*EXPERT_SCHEDULE(groups, num_groups + 1, tile_rows), tile_rows)
+        return cls(*EXPERT_SCHEDULE(groups, num_groups, tile_rows), tile_rows)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from engine.layers.audio import AudioLayer
+from engine.layers.draft_head import DraftHead
 from engine.layers.linear import LinearLayer, Weight
 from engine.layers.loaded import (
     ActivationLayer,
@@ -59,12 +60,17 @@ def memory_usage(
     pooler: PoolerLayer | None = None,
     adapters: LoadedAdapters = NO_ADAPTERS,
     tower: TowerModel | None = None,
+    draft_head: DraftHead | None = None,
 ) -> MemoryUsage:
     files = _Files()
     parts: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     mapped = 0
-    for part, tensor in (*_tensors(program, weights, pooler, adapters), *_tower_tensors(tower)):
+    for part, tensor in (
+        *_tensors(program, weights, pooler, adapters),
+        *_tower_tensors(tower),
+        *_draft_head_tensors(draft_head),
+    ):
         parts.setdefault(part, 0)
         place = tensor.data_ptr(), tensor.nbytes
         if place in seen or not tensor.nbytes:
@@ -96,6 +102,15 @@ def _tower_tensors(tower: TowerModel | None) -> Iterator[tuple[str, Tensor]]:
     yield from (("tower", tensor) for tensor in own if tensor is not None)
     for layer in tower.layers:
         yield from (("tower", tensor) for _, tensor in _loaded("tower", layer))
+
+
+def _draft_head_tensors(draft_head: DraftHead | None) -> Iterator[tuple[str, Tensor]]:
+    if draft_head is None:
+        return
+    for layer in draft_head.layers:
+        yield from _loaded("embedding", layer)
+    if draft_head.ids is not None:
+        yield "head", draft_head.ids
 
 
 def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
@@ -133,8 +148,9 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield from (("norms", weight) for weight in layer.weights)
         case Vocabulary():
             tables = (layer.table, layer.positions, layer.segments)
-            yield from (("embedding", table) for table in tables if table is not None)
-            if layer.head is not None:
+            if layer.shared_table is None:
+                yield from (("embedding", table) for table in tables if table is not None)
+            if layer.head is not None and layer.shared_head is None:
                 yield from (("head", tensor) for tensor in _pieces(layer.head, layer.bias))
         case AudioLayer():
             yield from (("embedding", tensor) for tensor in (*layer.weights, *layer.biases, layer.positions))

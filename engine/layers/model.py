@@ -16,6 +16,7 @@ from engine.kv.layout import Layout
 from engine.kv.states import state_layout
 from engine.layers.batch import Batch
 from engine.layers.compiled import CompiledModel
+from engine.layers.draft_head import DraftHead
 from engine.layers.linear import Target
 from engine.layers.loaded import unloaded
 from engine.layers.lora import NO_ADAPTERS, AdapterSlots, empty_adapters, load_adapters
@@ -34,11 +35,11 @@ from engine.lowering.adapters import (
     slot_stacks,
 )
 from engine.lowering.footprint import head_bits, quantization_group
-from engine.lowering.lower import lower
+from engine.lowering.lower import lower, state_projection
 from engine.models.adapters import Adapter
 from engine.models.checkpoint import Checkpoint, check_tensors
 from engine.models.parts import Model
-from engine.models.sources import sources
+from engine.models.sources import shared_tensors, sources
 from engine.models.stored import stored_tensors
 from engine.weights.files import Weights
 from engine.weights.packed import PackedFile
@@ -83,8 +84,10 @@ class TextModel:
         fp8: Fp8Products | None = None,
         group: int = 0,
         head: HeadBits = "auto",
+        shared: Vocabulary | None = None,
     ) -> None:
         """team: threads of the compiled kernels, which run float32 steps on a CPU; several ranks must share memory.
+        shared: loaded tables of the model that this one drafts for.
         bits, group, head: format to which matrices and the head are quantized. invariant, stacked, fp8: see Target."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
@@ -114,12 +117,16 @@ class TextModel:
         self.compiled: CompiledModel | None = None
         self.program = lower(model, world.size)
         self.states = state_layout(model, world.size)
-        self.vocabulary = Vocabulary(model, world)
+        self.vocabulary = Vocabulary(model, world, shared)
         self.weights = unloaded(self.program, self.vocabulary, world)
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
         # Every rank computes the whole tower, with weights as stored.
         alone = replace(self.target, bits="stored", fp8=None)
         self.tower = None if model.media is None else TowerModel(model.media, SINGLE, alone)
+        projection = state_projection(model)
+        self.draft_head = (
+            None if projection is None or model.head is None else DraftHead(projection, model.head.ids, self.target)
+        )
         self._world = world
         self.adapters = NO_ADAPTERS
         self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype)
@@ -168,8 +175,9 @@ class TextModel:
     ) -> None:
         """Load every weight from the checkpoint, one matrix at a time, so that at most one matrix is in memory twice.
         Raises CheckpointError if tensors are missing, unknown or have wrong shapes."""
-        check_tensors(self.model, checkpoint.tensors, checkpoint.quantization)
-        names = stored_tensors(self.model, checkpoint.quantization)
+        shared = self._shared_tensors()
+        check_tensors(self.model, checkpoint.tensors, checkpoint.quantization, shared)
+        names = [name for name in stored_tensors(self.model, checkpoint.quantization) if name not in shared]
         weights = Weights({n: checkpoint.tensors[n] for n in names if n in checkpoint.tensors}, progress)
         own = checkpoint.quantization
         self.fill(weights if own is None else QuantizedWeights(weights, own, sources(self.model)), known)
@@ -178,7 +186,7 @@ class TextModel:
     @torch.inference_mode()
     def fill(self, weights: Weights | QuantizedWeights | RandomWeights, known: PackedFile | None = None) -> None:
         """Let every layer read its weights."""
-        wanted = sources(self.model)
+        wanted = sources(self.model).keys() - self._shared_tensors()
         loadables = [*self.weights.by_name.values(), *([] if self.pooler is None else [self.pooler])]
         quantized = weights if isinstance(weights, QuantizedWeights) else None
         target = replace(self.target, known=known, quantized=quantized)
@@ -190,8 +198,13 @@ class TextModel:
         if self.tower is not None:
             self.tower.load(weights.read)
             weights.release()
-        self.memory_usage = memory_usage(self.program, self.weights, self.pooler, self.adapters, self.tower)
-        forgotten = wanted.keys() - weights.read_names
+        if self.draft_head is not None:
+            self.draft_head.load(weights.read, target)
+            weights.release()
+        self.memory_usage = memory_usage(
+            self.program, self.weights, self.pooler, self.adapters, self.tower, self.draft_head
+        )
+        forgotten = wanted - weights.read_names
         assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"
         if self.target.team is not None:
             self.compiled = CompiledModel(
@@ -203,11 +216,25 @@ class TextModel:
         """Allocate the buffers for steps of up to this many tokens and this many rows of logits."""
         if self.compiled is not None:
             self.compiled.reserve(tokens, rows)
+        if self.draft_head is not None:
+            self.draft_head.reserve(tokens)
 
     @property
     def buffer_bytes(self) -> int:
         """Size of the buffers that are kept between steps."""
-        return 0 if self.compiled is None else self.compiled.buffer_bytes
+        own = 0 if self.compiled is None else self.compiled.buffer_bytes
+        return own + (0 if self.draft_head is None else self.draft_head.buffer_bytes)
+
+    @property
+    def kept_states(self) -> Tensor | None:
+        """Inputs of the layers `Model.kept_layers` in the last step, [tokens, layers · hidden], valid until the next
+        call. None if there are no such layers."""
+        return self._reference.kept_states if self.compiled is None else self.compiled.kept_states
+
+    def _shared_tensors(self) -> frozenset[str]:
+        """Return the tensors of this model's tables that another model has loaded."""
+        has_shared = self.vocabulary.shared_table is not None or self.vocabulary.shared_head is not None
+        return shared_tensors(self.model) if has_shared else frozenset()
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:

@@ -123,11 +123,13 @@ class Run:
 
 
 class ReferenceExecutor:
+    kept_states: Tensor | None = None  # of the last step, see `TextModel.kept_states`
+
     def __init__(
         self, program: Program, weights: LoadedWeights, world: World, layout: Layout, dtype: torch.dtype
     ) -> None:
         self.program, self.layout = program, layout
-        self._unused = last_uses(program.ops, program.out)
+        self._unused = last_uses(program.ops, program.out, program.kept)
         self._encoder_unused = last_uses(program.encoder, program.encoder_out or program.out)
         self._parts = weights, world, kv_layers(layout), dtype
         self.adapters = NO_ADAPTERS
@@ -148,6 +150,8 @@ class ReferenceExecutor:
         run = Run(*self._parts, step, *inputs_of, loaded=self.adapters, media=batch.media, states=batch.states)
         run.read_again = self._read_again
         execute(program.ops, run, self._unused)
+        if program.kept is not None:
+            self.kept_states = run[program.kept]
         return run[program.out]
 
 
@@ -182,7 +186,8 @@ def _insert_media(op: InsertMedia, run: Run) -> None:
 def _read_states(op: ReadStates, run: Run) -> None:
     assert run.states is not None, "a prediction head reads hidden states"
     run[op.y] = run.states.to(run.dtype)
-    run[op.x].masked_fill_((run.positions == 0).unsqueeze(1), 0)
+    if op.skips_first:
+        run[op.x].masked_fill_((run.positions == 0).unsqueeze(1), 0)
 
 
 def _add_media(op: AddMedia, run: Run) -> None:

@@ -36,6 +36,13 @@ NO_ROWS = Rows()
 class Executor(Protocol):
     weights: LoadedWeights
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the buffers that are kept between runs."""
+
+    def reserve(self, tokens: int) -> None:
+        """Allocate the buffers for up to this many rows."""
+
     def load(self, read: Read) -> None: ...
 
     def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
@@ -54,6 +61,13 @@ class TorchExecutor:
         self.program, self.target, self._world = program, target, world
         self.weights: LoadedWeights = unloaded(program, None, world)
         self._unused = last_uses(program.ops, program.out)
+
+    @property
+    def buffer_bytes(self) -> int:
+        return 0
+
+    def reserve(self, tokens: int) -> None:
+        """Allocate nothing: torch allocates as it computes."""
 
     def load(self, read: Read) -> None:
         for layer in self.weights.by_name.values():
@@ -78,6 +92,13 @@ class CompiledExecutor:
         self._ops = CompiledOps(program, self.weights, (), team, collective)
         self._segments: list[tuple[bool, list[Region | TorchOp]]] = []
         self._tokens = 0
+
+    @property
+    def buffer_bytes(self) -> int:
+        return sum(room.nbytes for room in self._ops.buffers.tensors.values())
+
+    def reserve(self, tokens: int) -> None:
+        self._fit(max(tokens, self._tokens))
 
     def load(self, read: Read) -> None:
         for layer in self.weights.by_name.values():

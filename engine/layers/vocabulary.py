@@ -22,6 +22,8 @@ class Vocabulary:
     On a CPU the embedding stays a view of the checkpoint file, in the stored type: it is only looked up, so a tied head
     can be packed without a second copy of the largest matrix in memory. Compiled kernels look up the rows of all ranks,
     which saves an all-reduce.
+
+    A head for drafts shares the tables that belong to the model that it drafts for.
     """
 
     table: Tensor  # [rows, hidden]
@@ -31,8 +33,11 @@ class Vocabulary:
     target: Target  # for which the head was packed
     bias: Tensor | None = None
 
-    def __init__(self, model: Model, world: World) -> None:
+    def __init__(self, model: Model, world: World, shared: "Vocabulary | None" = None) -> None:
+        """shared: loaded tables of the model that this one drafts for; only for a single rank."""
         self.part, self.out, self.world = model.embed, model.head, world
+        self.shared_table = shared if model.shares_embedding else None
+        self.shared_head = shared if model.shares_head else None
         self.root, self.name = model.root, f"{join(model.root, model.embed.name)}.weight"
         self.first = world.rank * self.part.vocab // world.size
         self.last = (world.rank + 1) * self.part.vocab // world.size
@@ -40,6 +45,10 @@ class Vocabulary:
 
     def load(self, read: Read, target: Target) -> None:
         self.target = target
+        if self.shared_table is not None:
+            self.table = self.shared_table.table
+            self._load_own_head(read)
+            return
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
         looked_up = slice(None) if target.team is not None else mine
         rows = read(self.name)[looked_up]
@@ -50,15 +59,26 @@ class Vocabulary:
         self.table = rows if in_file else rows.to(target.device, target.dtype)
         added = self.part.positions, self.part.segments
         self.positions, self.segments = (added_rows(read, self.root, one, self.part.hidden, target) for one in added)
-        if self.out is not None:
+        self._load_own_head(read)
+
+    @property
+    def num_logits(self) -> int:
+        """Number of logits of a row, of all ranks."""
+        return (0 if self.out is None else self.out.rows) or self.part.vocab
+
+    def _load_own_head(self, read: Read) -> None:
+        if self.shared_head is not None:
+            self.head, self.bias = self.shared_head.head, self.shared_head.bias
+        elif self.out is not None:
             self._load_head(read, self.out)
 
     def _load_head(self, read: Read, out: Head) -> None:
-        target, mine = self.target, slice(self.first, self.last)
+        first, last = (0, out.rows) if out.rows else (self.first, self.last)
+        target, mine = self.target, slice(first, last)
         path = self.name.removesuffix(".weight")
         rounded = replace(target, bits=target.head, group=target.head_group)
-        count = self.last - self.first
-        share = Slot(path if out.tied else out.name, self.first, count, 0)
+        count = last - first
+        share = Slot(path if out.tied else out.name, first, count, 0)
         packed = target.native("", Slots((share,), count, 0, self.part.row_width), "head")
         if packed is None:
             tied = self.table[mine] if target.team is not None else self.table

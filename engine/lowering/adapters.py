@@ -23,7 +23,7 @@ from engine.models.sources import expert_parameters, join, sources
 
 COLUMNS = 16  # columns of A are padded to a multiple, the widest vector of the compiled kernels
 PART_INPUTS = 1024  # inputs of a part of the sums x A in Triton kernels (kernels/lora_shrink.py)
-MOST_GROUPS = 2047  # adapters, or pairs of an adapter and an expert, that Triton kernels support
+MOST_GROUPS = 2048  # adapters, or pairs of an adapter and an expert, that Triton kernels support
 NESTED_ROOTS = ("", "model", "transformer", "model.language_model", "language_model.model", "language_model")
 
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Protocol, cast
 from engine.api.config import Dtype, HeadBits, WeightBits
 from engine.formats.load_time import LOAD_FORMATS, SCALE_SIZE
 from engine.formats.native import Executor, Native, Places, Role
-from engine.lowering.lower import lower
+from engine.lowering.lower import lower, state_projection
 from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
@@ -101,6 +101,7 @@ class Holder:
     head: HeadBits = "auto"
     rank: int = 0
     ranks: int = 1
+    shares_tables: bool = False  # a head that drafts uses the embedding and the head of the target's memory
     triton: bool = False  # Triton kernels multiply, and keep the formats that they have products for
 
     @property
@@ -194,7 +195,9 @@ class _Footprint:
         model = self.model
         names = [join(model.root, model.embed.name), *([] if model.head is None else [model.head.name])]
         read = sum(map(self._file_bytes, names))
-        for weight in lower(model, self.to.ranks).weights:
+        projection = state_projection(model)
+        of_projection = () if projection is None else projection.weights
+        for weight in (*lower(model, self.to.ranks).weights, *of_projection):
             match weight:
                 case Tables(own_tokens=True):
                     found: Iterable[Holding] = (one._replace(read=read) for one in self._vocabulary())
@@ -234,6 +237,8 @@ class _Footprint:
                 case DistanceBias(heads=heads, width=width):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), width, 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
+        if model.head is not None and model.head.ids:
+            yield Holding("head", model.head.ids, "int64", (model.head.rows, 8))
         if model.pooler is not None:
             yield from self._pooler(model.pooler)
         if model.media is not None:
@@ -326,12 +331,18 @@ class _Footprint:
         copied = info is not None and info.offset % size > 0  # a view must start at a multiple of its type
         looked_up = rows if to.tiling is None else embed.vocab
         temporary = 0 if in_file else looked_up * embed.row_width * 4
-        yield Holding(
-            *("embedding", path, _spelled(kept)), (looked_up, embed.row_width, size), in_file and not copied, temporary
-        )
-        yield from self._added(embed)
-        if head is None:
+        if not (to.shares_tables and self.model.shares_embedding):
+            yield Holding(
+                *("embedding", path, _spelled(kept)),
+                (looked_up, embed.row_width, size),
+                in_file and not copied,
+                temporary,
+            )
+            yield from self._added(embed)
+        if head is None or (to.shares_tables and self.model.shares_head):
             return
+        if head.rows:
+            first, rows = 0, head.rows
         source = path if head.tied else head.name
         name = f"{head.name} (of {embed.name})" if head.tied else head.name
         native = self._native_of([source], "head")

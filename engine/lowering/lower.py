@@ -40,6 +40,7 @@ from engine.lowering.program import (
     GatedNorm,
     GatedRecurrence,
     HeadMatrices,
+    Input,
     InsertMedia,
     Keep,
     Linear,
@@ -87,6 +88,7 @@ from engine.models.parts import (
     DeltaNet,
     Encoder,
     Experts,
+    FusedStates,
     Indexer,
     KimiDelta,
     LatentAttention,
@@ -140,6 +142,23 @@ from engine.models.sources import (
 
 
 @lru_cache(maxsize=4)
+def state_projection(model: Model) -> Program | None:
+    """Return the program that projects the states of several layers to the input of an EAGLE-3 head, or None for
+    another model."""
+    part = model.prediction_input
+    if not isinstance(part, FusedStates):
+        return None
+    given = Value(name="fused_states", width=part.layers * part.hidden)
+    out = Value(name="fused_out", width=model.embed.hidden)
+    return Program((Input(y=given), Linear(x=given, y=out, weight=_projection_matrix(model, part))), out)
+
+
+def _projection_matrix(model: Model, part: PredictionInput | FusedStates) -> Matrix:
+    linear = prediction_linear(part, model.embed.hidden)
+    return Matrix(linear=linear, path=prediction_path(model), part="embedding")
+
+
+@lru_cache(maxsize=4)
 def lower(model: Model, ranks: int = 1) -> Program:
     """Return the program of each of `ranks` tensor-parallel ranks. Raises ConfigError if heads or rows cannot be
     divided among them."""
@@ -182,6 +201,8 @@ class PartLowering:
         if part.side == "joins":
             read = self.side
             yield Add(x=read, y=self.x)
+        if part.side == "pair":
+            read = self.pair
         if part.before is not None:
             yield self.norm(part.before, path, read, self.normed)
             read = self.normed
@@ -735,6 +756,7 @@ class _Lowering(PartLowering):
         cross: list[Op] = []
         for index, block in enumerate(model.blocks):
             path = join(model.root, model.layers, str(index))
+            ops += self._keep_states(index)
             if model.streams is not None:
                 ops += self._stream_block(model.streams, block, path)
                 continue
@@ -746,6 +768,7 @@ class _Lowering(PartLowering):
             ops += self._deepstack(index)
         if model.streams is not None:
             ops += self._collect(model.streams)
+        ops += self._keep_states(len(model.blocks))
         ops += self._final_norm(model.norm)
         out = self.x if model.norm is None else self.normed
         for linear in width_linears(model.embed)[1:]:
@@ -754,10 +777,22 @@ class _Lowering(PartLowering):
             ops.append(Linear(x=out, y=narrow, weight=matrix))
             out = narrow
         if encoder is None:
-            return Program(tuple(ops), out, rope_axes=self._rope_axes())
+            return Program(tuple(ops), out, self._kept, rope_axes=self._rope_axes())
         states = self.x if encoder.norm is None else self.normed
         linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
-        return Program(tuple(ops), out, (*before, *linked), states)
+        return Program(tuple(ops), out, None, (*before, *linked), states)
+
+    @property
+    def _kept(self) -> Value | None:
+        count = len(self.model.kept_layers)
+        return Value(name="kept_states", width=count * self.x.width) if count else None
+
+    def _keep_states(self, index: int) -> Iterator[Op]:
+        """Keep the input of a layer, if a head that drafts reads it."""
+        hidden, kept = self.x.width, self._kept
+        for number, layer in enumerate(self.model.kept_layers):
+            if layer == index and kept is not None:
+                yield Keep(x=self.x, y=Columns(value=kept, first=number * hidden, width=hidden))
 
     def _deepstack(self, index: int) -> Iterator[Op]:
         media = self.model.media
@@ -822,15 +857,21 @@ class _Lowering(PartLowering):
         yield Add(x=self.layer_inputs, y=rows)
         yield from _scaled(_whole(self.layer_inputs), part.factor)
 
-    def _prediction_input(self, part: PredictionInput) -> Iterator[Op]:
+    def _prediction_input(self, part: PredictionInput | FusedStates) -> Iterator[Op]:
         hidden, path = self.x.width, prediction_path(self.model)
-        joined = Value(name="prediction_input", width=2 * hidden)
-        yield ReadStates(x=self.x, y=self.out)
+        skips_first = isinstance(part, PredictionInput) and part.skips_first
+        yield ReadStates(x=self.x, y=self.out, skips_first=skips_first)
+        last = self.out
         for number, (norm, value) in enumerate(((part.token_norm, self.x), (part.state_norm, self.out))):
-            yield self.norm(norm, path, value, self.normed)
-            yield Keep(x=self.normed, y=Columns(value=joined, first=number * hidden, width=hidden))
-        matrix = Matrix(linear=prediction_linear(part, hidden), path=path, part="embedding")
-        yield Linear(x=joined, y=self.x, weight=matrix)
+            last = value
+            if norm is not None:
+                last = self.normed
+                yield self.norm(norm, path, value, last)
+            yield Keep(x=last, y=Columns(value=self.pair, first=number * hidden, width=hidden))
+        if isinstance(part, PredictionInput):
+            yield Linear(x=self.pair, y=self.x, weight=_projection_matrix(self.model, part))
+        else:
+            yield Keep(x=last if part.norm_before_residual else self.out, y=_whole(self.x))
 
     def _spread(self, part: Streams) -> Iterator[Op]:
         hidden, root = self.x.width, self.model.root

@@ -330,10 +330,11 @@ class InsertMedia:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadStates:
-    """y = the hidden states that the caller of a prediction head gives. x = 0 for tokens at position 0."""
+    """y = the hidden states that the caller of a prediction head gives. skips_first: x = 0 for tokens at position 0."""
 
     x: Value
     y: Value
+    skips_first: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1002,6 +1003,7 @@ class Program:
 
     ops: tuple[Op, ...]
     out: Value  # the hidden states
+    kept: Value | None = None  # inputs of some layers, side by side
     encoder: tuple[Op, ...] = ()
     encoder_out: Value | None = None
     rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one

@@ -127,10 +127,10 @@ def quantize_outputs(
     return tuple(made)
 
 
-def last_uses(ops: Sequence[Op], kept: Value) -> tuple[tuple[str, ...], ...]:
-    """Return for each operation the names of the buffers that nothing reads afterwards, except `kept`."""
+def last_uses(ops: Sequence[Op], *kept: Value | None) -> tuple[tuple[str, ...], ...]:
+    """Return for each operation the names of the buffers that nothing reads afterwards. Values in `kept` are read."""
     found: list[tuple[str, ...]] = []
-    later = {kept.name}
+    later = {value.name for value in kept if value is not None}
     for op in reversed(ops):
         read, written = ({value.name for value in of(op)} for of in (values_read, values_written))
         found.append(tuple(sorted((read | written) - later)))

@@ -7,7 +7,7 @@ detected without reading weights is raised here, so that it can be checked befor
 import difflib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -252,12 +252,18 @@ def _transposed(model: Model, tensors: Mapping[str, TensorInfo]) -> dict[str, Te
     return {**tensors, **turned}
 
 
-def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None = None) -> None:
-    """Compare the tensors of a checkpoint with the declaration. Raises CheckpointError for the first difference:
-    missing, unknown, wrong shape, or unsupported type."""
+def check_tensors(
+    model: Model,
+    tensors: Mapping[str, TensorInfo],
+    quantization: Quantization | None = None,
+    shared: Collection[str] = (),
+) -> None:
+    """Compare the tensors of a checkpoint with the declaration. shared: names of tensors that another model has loaded.
+    Raises CheckpointError for the first difference: missing, unknown, wrong shape, or unsupported type."""
     if model.foreign is not None:
         return  # transformers compares them
-    wanted = stored_tensors(model, quantization)
+    tensors = {name: one for name, one in tensors.items() if name not in shared}
+    wanted = {name: one for name, one in stored_tensors(model, quantization).items() if name not in shared}
     missing = [name for name, one in wanted.items() if name not in tensors and not one.optional]
     unread = [name for name in tensors if name not in wanted and not harmless(model, name)]
     unknown = [name for name in unread if not is_kv_scale(model, name)]

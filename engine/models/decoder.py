@@ -89,6 +89,8 @@ def with_predictor(
         blocks=(layer,),
         norm=named(norm, f"layers.0.{final}") if final else None,
         unread=(),
+        shares_embedding=True,
+        shares_head=True,
         prediction_input=PredictionInput(
             projection=projection, token_norm=named(norm, of_token), state_norm=named(norm, of_state)
         ),

@@ -1,15 +1,47 @@
-"""Draft models of speculative decoding: a second checkpoint, or the prediction heads of the same one."""
+"""Models that draft for speculative decoding: a second checkpoint, an EAGLE head, or the prediction heads of the served
+checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from engine.api.config import SpeculationMethod
 from engine.api.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.parts import Model, Predictor, recurrents
+from engine.models.eagle import EagleMethod, kept_layers, read_eagle
+from engine.models.parts import FusedStates, Model, Predictor, recurrents
 from engine.models.quantized import read_quantization
 from engine.text.tokenizer import Tokenizer
+
+
+def with_drafts(target: Checkpoint, method: SpeculationMethod, path: str, max_context: int = 0) -> Checkpoint:
+    """Return the checkpoint with the model or the head that drafts, if the method has one. path: of the draft model or
+    the EAGLE head. Raises CheckpointError or ConfigError if it does not suit the target."""
+    match method:
+        case "mtp":
+            return replace(target, draft=prediction_head(target))
+        case "draft":
+            return replace(target, draft=read_draft(path, target, max_context))
+        case "eagle" | "eagle3":
+            if not Path(path).exists():
+                raise CheckpointError(f"{path}: no such directory; set speculation.model to the folder of the head")
+            return _with_eagle(target, method, Path(path))
+        case _:
+            return target
+
+
+def _with_eagle(target: Checkpoint, method: EagleMethod, path: Path) -> Checkpoint:
+    head = read_eagle(str(path), target, method)
+    if method == "eagle":
+        return replace(target, draft=head)
+    layers, part = kept_layers(path, target.model), head.model.prediction_input
+    if isinstance(part, FusedStates) and len(layers) != part.layers:
+        raise CheckpointError(
+            f"{path}: fc reads the states of {part.layers} layers, and config.json selects {len(layers)}; the head is "
+            "of another model"
+        )
+    return replace(target, draft=head, model=replace(target.model, kept_layers=layers))
 
 
 def read_draft(path: str, target: Checkpoint, max_context: int = 0) -> Checkpoint:

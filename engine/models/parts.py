@@ -669,6 +669,8 @@ class ResidualBlock:
     continues   s = body(before(s))
     joins       x = x + body(before(x + s))
 
+    With the side `pair`, x = x + body([e, x']), whose columns `FusedStates` computed (EAGLE-3).
+
     `shortcut` has the same input as the body; its output is added after the last residual block of the layer
     (LongCat)."""
 
@@ -680,7 +682,7 @@ class ResidualBlock:
     last: Norm | None = None
     factor: float = 1.0
     multiplier: str = ""  # name of a tensor with a single number
-    side: Literal["", "opens", "continues", "joins"] = ""
+    side: Literal["", "opens", "continues", "joins", "pair"] = ""
     path: str = ""  # of its tensors below the root, if they belong to another layer, which shares them
     shortcut: Experts | None = None
 
@@ -790,6 +792,8 @@ class Head:
     added: str = ""  # name of b if it is a separate tensor [1, vocab], which a checkpoint may lack
     tied_unless_stored: bool = False  # `tied` is false if and only if the checkpoint has a tensor of the head (T5)
     name: str = "lm_head"
+    rows: int = 0  # of W, if it has logits of some tokens only (EAGLE-3); 0: those of the embedding
+    ids: str = ""  # name of a tensor [rows] int64: distance from the number of a row to the id of its token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1108,7 +1112,12 @@ class Model:
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
     predictor: "Predictor | None" = None  # head that predicts the token after the next one, if a checkpoint has it
-    prediction_input: "PredictionInput | None" = None  # of a model that is such a head
+    prediction_input: "PredictionInput | FusedStates | None" = None  # of a model that is such a head
+    kept_layers: tuple[int, ...] = ()
+    """Layers whose inputs are kept side by side for a head that drafts, or for its own next draft. The number of layers
+    is the output of the last one."""
+    shares_embedding: bool = False  # with the model that it drafts for
+    shares_head: bool = False
 
     @property
     def max_encoder_input(self) -> int:
@@ -1124,12 +1133,30 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionInput:
-    """x = W [token_norm(embedding of the next token), state_norm(hidden state)]: input of a prediction head. Its
-    tensors are named after its layer. The embedding at position 0 is zero."""
+    """x = W [token_norm(embedding of the next token), state_norm(hidden state)] (+ b): input of a prediction head. Its
+    tensors are named after its layer."""
 
     projection: str  # name of W
+    token_norm: Norm | None  # None: EAGLE
+    state_norm: Norm | None
+    bias: bool = False
+    skips_first: bool = True  # the embedding at position 0 is zero
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedStates:
+    """Input of an EAGLE-3 head (arXiv:2503.01840): x = W [hidden states of several layers] (+ b). Its first block reads
+    [token_norm(embedding of the next token), state_norm(x)]. For further drafts, x is its own hidden state.
+
+    The caller projects the states of the layers (`engine.lowering.lower.state_projection`)."""
+
+    projection: str  # name of W
+    layers: int  # whose states are side by side
+    hidden: int  # of each of them
     token_norm: Norm
     state_norm: Norm
+    bias: bool = False
+    norm_before_residual: bool = False  # state_norm(x) replaces x
 
 
 @dataclass(frozen=True, kw_only=True)

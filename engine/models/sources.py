@@ -19,6 +19,7 @@ from engine.models.parts import (
     Dense,
     Embedding,
     Experts,
+    FusedStates,
     Indexer,
     KimiDelta,
     LatentAttention,
@@ -532,7 +533,9 @@ def sources(model: Model) -> Shapes:
     if model.streams is not None:
         found |= _stream_sources(model.streams, model)
     if model.head is not None and not model.head.tied:
-        found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.row_width)
+        found[f"{model.head.name}.weight"] = (model.head.rows or model.embed.vocab, model.embed.row_width)
+    if model.head is not None and model.head.ids:
+        found[model.head.ids] = (model.head.rows,)
     if model.head is not None and model.head.bias:
         found[f"{model.head.name}.bias"] = (model.embed.vocab,)
     if model.head is not None and model.head.added:
@@ -540,20 +543,32 @@ def sources(model: Model) -> Shapes:
     return found | _pooler_sources(model)
 
 
+def shared_tensors(model: Model) -> frozenset[str]:
+    """Return the tensors of a head for drafts that belong to the model that it drafts for."""
+    head, found = model.head, set[str]()
+    if model.shares_embedding:
+        found.add(f"{join(model.root, model.embed.name)}.weight")
+    if model.shares_head and head is not None:
+        found |= {f"{head.name}.weight", f"{head.name}.bias"} | ({head.added} if head.added else set())
+    return frozenset(found)
+
+
 def prediction_path(model: Model) -> str:
     """Return the prefix of the tensors of a prediction head."""
     return join(model.root, model.layers, "0")
 
 
-def prediction_linear(part: PredictionInput, hidden: int) -> Linear:
-    return Linear(rows=(Rows(source=part.projection, units=hidden),), inputs=2 * hidden, split=None)
+def prediction_linear(part: PredictionInput | FusedStates, hidden: int) -> Linear:
+    inputs = 2 * hidden if isinstance(part, PredictionInput) else part.layers * part.hidden
+    return Linear(rows=(Rows(source=part.projection, units=hidden),), inputs=inputs, split=None, bias=part.bias)
 
 
-def _prediction_sources(part: PredictionInput, model: Model) -> Shapes:
+def _prediction_sources(part: PredictionInput | FusedStates, model: Model) -> Shapes:
     path = prediction_path(model)
     found = linear_sources(prediction_linear(part, model.embed.hidden), path)
     for norm in (part.token_norm, part.state_norm):
-        found |= norm_sources(norm, path, (model.embed.hidden,))
+        if norm is not None:
+            found |= norm_sources(norm, path, (model.embed.hidden,))
     return found
 
 

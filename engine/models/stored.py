@@ -19,6 +19,8 @@ def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str,
             found |= {f"{path}.{suffix}": one for suffix, one in formats[path].tensors(rows, inputs).items()}
         else:
             found[name] = Stored(shape)
+    if model.head is not None and model.head.ids:
+        found[model.head.ids] = Stored((model.head.rows,), ("I64", "I32"))
     if model.media is not None:
         found |= {name: Stored(shape) for name, shape in media_sources(model.media).items()}
     return found

@@ -26,6 +26,7 @@ from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
+from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import adapters_problem
 from engine.lowering.lower import lower
 from engine.lowering.measures import widest_sum
@@ -38,6 +39,7 @@ from engine.worker.adapters import AdapterStore
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.draft_parts import DraftParts, read_draft_parts
+from engine.worker.drafting import Drafter
 from engine.worker.host import HostRunner
 from engine.worker.media import MediaStore
 from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
@@ -198,7 +200,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
         ranks=world.size,
     )
-    draft = read_draft_parts(config, checkpoint, form, DTYPES[config.quantization.kv_cache])
+    checkpoint, draft = read_draft_parts(config, checkpoint, form, DTYPES[config.quantization.kv_cache])
     if draft is not None:
         form = with_draft(form, draft.form)
     blocks = pool_blocks(config, form)
@@ -209,7 +211,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         )
         draft_model = None
         if draft is not None and rank == 0:
-            draft_model = _loaded_draft(config, draft, device, team)
+            shared = text_model.vocabulary if isinstance(text_model, TextModel) and world.size == 1 else None
+            draft_model = _loaded_draft(config, draft, device, shared, team)
         trim_heap()
         text_model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots + config.speculation.rows)
     reserve = _reserve(config, form, speech=checkpoint.model.audio is not None)
@@ -222,19 +225,24 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         vocab=checkpoint.model.embed.vocab,
     )
     media = _media_store(config, text_model)
+    draft_bytes = 0 if draft_model is None else draft_model.weight_bytes
+
+    def drafter(blocks: int) -> Drafter | None:
+        return None if draft is None or draft_model is None else draft.drafter(draft_model, table, blocks)
+
     if config.hardware.kernels == "triton":
         assert isinstance(text_model, TextModel), "checked with the kernels"
         parts = device_parts(config, checkpoint, text_model, form, table, media)
         if config.memory.kv_cache_measured and device.type == "cuda":
             with measured("profiling"), _memory_errors("the largest step"):
                 progress("profiling", 0.0)
-                measured_bytes = least(world, measured_pool(config, text_model, parts, reserve), device)
+                measured_bytes = least(world, measured_pool(config, text_model, parts, reserve, draft_bytes), device)
                 config = with_values(config, {"memory.kv_cache": measured_bytes})
                 blocks = pool_blocks(config, form)
         with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
-            runner = parts.runner(pages, config.hardware.graph_sizes)
+            runner = parts.runner(pages, config.hardware.graph_sizes, drafter(blocks + reserve))
         table_bytes, states = parts.table_bytes, parts.states
     else:
         with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
@@ -244,10 +252,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             if isinstance(text_model, TextModel) and text_model.pooler is not None:
                 runner = PooledRunner(text_model, form, pages, table, states)
             else:
-                drafts = None
-                if draft is not None and draft_model is not None:
-                    drafts = draft.drafter(draft_model, table, blocks + reserve)
-                runner = HostRunner(text_model, form, pages, table, states, media, drafts)
+                runner = HostRunner(text_model, form, pages, table, states, media, drafter(blocks + reserve))
         table_bytes = table.nbytes
     memory_usage = {**text_model.memory_usage.parts, "kv": blocks * form.block_bytes, "tables": table_bytes}
     if draft_model is not None:
@@ -288,9 +293,12 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     return worker
 
 
-def _loaded_draft(config: EngineConfig, draft: DraftParts, device: torch.device, team: Team | None) -> TextModel:
-    """Load a draft model, with the number formats of the target's weights."""
-    text_model = _text_model(config, draft.checkpoint, draft.form, SINGLE, device, team)
+def _loaded_draft(
+    config: EngineConfig, draft: DraftParts, device: torch.device, shared: Vocabulary | None, team: Team | None
+) -> TextModel:
+    """Load a draft model, with the number formats of the target's weights. shared: tables of the target, if this
+    rank has all of their rows."""
+    text_model = _text_model(config, draft.checkpoint, draft.form, SINGLE, device, team, shared)
     _load(config, draft.checkpoint, text_model, SINGLE, lambda fraction: None)
     # A pass computes the tokens of a step, and the token that each row sampled.
     slots = config.scheduling.slots
@@ -463,7 +471,13 @@ def _loaded(
 
 
 def _text_model(
-    config: EngineConfig, checkpoint: Checkpoint, form: Layout, world: World, device: torch.device, team: Team | None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    form: Layout,
+    world: World,
+    device: torch.device,
+    team: Team | None,
+    shared: Vocabulary | None = None,
 ) -> TextModel:
     return TextModel(
         checkpoint.model,
@@ -478,6 +492,7 @@ def _text_model(
         fp8=_fp8_products(config, device),
         group=config.quantization.group_size,
         head=config.quantization.head,
+        shared=shared,
     )
 
 

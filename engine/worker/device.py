@@ -21,6 +21,7 @@ from engine.sampling.device import DeviceSampler
 from engine.sampling.rows import Rows
 from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
+from engine.worker.drafting import Drafter
 from engine.worker.graphs import Graphs, Recorder
 from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.media import NO_MEDIA, MediaStore, StepMedia, without_deltas
@@ -41,10 +42,17 @@ class Outputs:
     logits: Tensor | None  # [rows, vocab] fp32; None if a row has several tokens
     lengths: Tensor  # [rows] int32
     bad: Tensor  # [rows] int32, 1 if a hidden state of the row is not finite
+    kept: Tensor | None = None  # [tokens, layers · hidden], inputs of the layers that a head for drafts reads
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in (self.hidden, self.logits, self.lengths, self.bad) if one is not None)
+        every = self.hidden, self.logits, self.lengths, self.bad, self.kept
+        return sum(one.nbytes for one in every if one is not None)
+
+    @property
+    def draft_inputs(self) -> Tensor:
+        """Hidden states that a head for drafts reads."""
+        return self.hidden if self.kept is None else self.kept
 
     def copied_to(self, shared: "Outputs") -> "Outputs":
         """Copy the outputs to the first rows of `shared` and return these rows."""
@@ -56,13 +64,18 @@ class Outputs:
         kept.logits.copy_(self.logits)
         kept.lengths.copy_(self.lengths)
         kept.bad.copy_(self.bad)
-        return kept
+        if self.kept is None or shared.kept is None:
+            return kept
+        states = shared.kept[:rows]
+        states.copy_(self.kept)
+        return replace(kept, kept=states)
 
 
 def shared_outputs(largest: Outputs) -> Outputs:
     """Return empty buffers for the outputs of up to as many rows as `largest` has."""
     assert largest.logits is not None, "captured steps have logits of every row"
-    return Outputs(*map(torch.empty_like, (largest.hidden, largest.logits, largest.lengths, largest.bad)))
+    made = Outputs(*map(torch.empty_like, (largest.hidden, largest.logits, largest.lengths, largest.bad)))
+    return made if largest.kept is None else replace(made, kept=torch.empty_like(largest.kept))
 
 
 class DeviceRunner:
@@ -77,13 +90,15 @@ class DeviceRunner:
         recorder: Recorder | None = None,
         states: States | None = None,
         media: MediaStore | None = None,
+        draft: Drafter | None = None,
     ) -> None:
         """graph_sizes: rows of the decode steps that `capture` captures with `recorder`, if the device has one. states:
-        of a recurrent model. media: of a model that reads more than text."""
+        of a recurrent model. media: of a model that reads more than text. draft: model that drafts tokens after each
+        step; the host then waits for the step."""
         self._model, self._pages = model, pages
         self._host, self._table = table, device_table
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
-        self._states, self._media = states, media
+        self._states, self._media, self._draft = states, media, draft
         own = () if states is None else states.layers
         self._steps = StagedSteps(device_table, self._upload, layout, pages, own, model.adapters.num_adapters)
         self._sampler = DeviceSampler(model.vocabulary.part.vocab, pages.device)
@@ -152,7 +167,13 @@ class DeviceRunner:
             made = step_result(plan, rows, prepared.read(drawn, found), scored, failed, fingerprints)
             return made if media.counts is None else replace(made, media=media.counts)
 
-        return result
+        if self._draft is None:
+            return result
+        found = result()
+        # Passes of the draft model read the tokens of the host's table.
+        self._host.write(rows.slots[rows.sampling], rows.positions, drawn.ids.cpu().numpy())
+        found = replace(found, drafts=self._draft.run(plan, found, out.draft_inputs))
+        return lambda: found
 
     def _sampled_rows(self, rows: PlanRows, masks: Masks) -> Rows:
         return Rows(
@@ -195,10 +216,10 @@ class DeviceRunner:
         if step.encoder_inputs is not None:
             # Checked here, because non-finite keys and values are written to pages as zeros.
             found = FINITE_ROWS(self._model.encode_inputs(step.encoder_inputs), step.encoder_inputs.query_start)
-        hidden = self._model.forward(step)
+        hidden, kept = self._model.forward_kept(step)
         logits = None if spans else self._model.logits(hidden)
         bad = FINITE_ROWS(hidden, step.query_start)
         if encoder_inputs is not None and found is not None:
             at = indexes(encoder_inputs.rows, bad.device)
             bad[at] = torch.maximum(bad[at], found)
-        return Outputs(hidden, logits, step.lengths, bad)
+        return Outputs(hidden, logits, step.lengths, bad, kept)

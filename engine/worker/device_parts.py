@@ -19,6 +19,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.kv_scales import read_kv_scales
 from engine.worker.device import DeviceRunner
 from engine.worker.device_table import DeviceTable
+from engine.worker.drafting import Drafter
 from engine.worker.graphs import recorder_of
 from engine.worker.media import MediaStore
 from engine.worker.pooled_device import PooledDeviceRunner
@@ -44,13 +45,15 @@ class DeviceParts:
         """Size of the request table on the device, without pages."""
         return self.device_table.nbytes + (0 if self.pooler is None else self.pooler.nbytes)
 
-    def runner(self, pages: Tensor, graph_sizes: Sequence[int] = ()) -> DeviceRunner | PooledDeviceRunner:
+    def runner(
+        self, pages: Tensor, graph_sizes: Sequence[int] = (), draft: Drafter | None = None
+    ) -> DeviceRunner | PooledDeviceRunner:
         states = self.states if self.states.layout.layers else None
         if self.pooler is not None:
             return PooledDeviceRunner(self.model, self.pooler, self.layout, pages, self.device_table, states)
         recorder = recorder_of(pages.device)
         tables = self.table, self.device_table
-        return DeviceRunner(self.model, self.layout, pages, *tables, graph_sizes, recorder, states, self.media)
+        return DeviceRunner(self.model, self.layout, pages, *tables, graph_sizes, recorder, states, self.media, draft)
 
 
 def device_parts(
@@ -83,11 +86,13 @@ def device_parts(
     return DeviceParts(FusedModel(text_model, scales), form, table, device_table, pooler, states, media)
 
 
-def measured_pool(config: EngineConfig, text_model: TextModel, parts: DeviceParts, reserve: int = 0) -> int:
+def measured_pool(
+    config: EngineConfig, text_model: TextModel, parts: DeviceParts, reserve: int = 0, draft_bytes: int = 0
+) -> int:
     """Return the bytes for the KV pool: the planned memory of the engine minus the measured memory of weights and the
     largest step and the limit of graphs. At most the planned pool and the free memory.
 
-    reserve: blocks in addition to the pool."""
+    reserve: blocks in addition to the pool. draft_bytes: weights of a draft model."""
     device = text_model.device
     step = step_bytes(
         parts, config.scheduling.max_step_tokens, config.model.max_context, text_model.dtype, config.speculation.rows
@@ -100,7 +105,7 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.memory.weights + config.memory.workspace + config.memory.kv_cache
     beside = step + media + config.memory.graphs + reserve * parts.layout.block_bytes
-    left = planned - text_model.weight_bytes - parts.table_bytes - parts.states.nbytes - beside
+    left = planned - text_model.weight_bytes - draft_bytes - parts.table_bytes - parts.states.nbytes - beside
     return max(0, min(config.memory.kv_cache, left, free - beside - SPARE_BYTES))
 
 

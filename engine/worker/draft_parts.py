@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.api.config import EngineConfig
-from engine.api.errors import ConfigError
 from engine.kv.layout import SCALE_BYTES, Layout, layout, shared_group
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint
-from engine.models.draft import prediction_head, read_draft
+from engine.models.draft import with_drafts
 from engine.sampling.noise import Noise
-from engine.worker.drafting import Drafter, DraftModel, Passes, PredictionHead
+from engine.worker.drafting import Drafter, DraftModel, FusedDraft, Passes, PredictionHead
 from engine.worker.table import RequestTable
 
 
@@ -21,13 +20,13 @@ class DraftParts:
     form: Layout  # of its pages
     page_dtype: torch.dtype
     group: int  # number of the target's block table that it uses
-    is_head: bool  # prediction head of the target
+    is_head: bool  # of the target: it reads the target's hidden states
 
     def drafter(self, model: TextModel, table: RequestTable, blocks: int) -> Drafter:
         """Allocate the pages of the loaded model, for as many blocks as the target has."""
         vocab = table.columns.vocab
         passes = Passes(
-            model,
+            model if model.target.executor != "triton" else FusedDraft(model),
             make_pages(self.form, blocks * len(self.form.groups), self.page_dtype, model.device),
             table,
             Noise(vocab, model.device, model.target.team),
@@ -40,23 +39,20 @@ class DraftParts:
 
 def read_draft_parts(
     config: EngineConfig, target: Checkpoint, form: Layout, page_dtype: torch.dtype
-) -> DraftParts | None:
-    """Read the draft model or prediction head of the configuration, if it has one. Raises CheckpointError or
-    ConfigError if it does not suit the target, whose pages have the layout `form`."""
-    speculation, kernels = config.speculation, config.hardware.kernels
+) -> tuple[Checkpoint, DraftParts | None]:
+    """Read the draft model or head of the configuration, if it has one. Return the target with the layers that a head
+    reads. Raises CheckpointError or ConfigError if it does not suit the target, whose pages have the layout `form`."""
+    speculation = config.speculation
     if not speculation.has_model:
-        return None
-    if kernels == "triton":
-        raise ConfigError(
-            f"speculation.method={speculation.method}: Triton kernels do not support draft models; set "
-            "hardware.kernels to torch"
-        )
-    is_head = speculation.method == "mtp"
-    checkpoint = prediction_head(target) if is_head else read_draft(speculation.model, target, config.model.max_context)
+        return target, None
+    target = with_drafts(target, speculation.method, speculation.model, config.model.max_context)
+    checkpoint = target.draft
+    assert checkpoint is not None, "the method has a model"
     own = layout(
         checkpoint.model,
         block_tokens=config.cache.block_tokens,
         element_bytes=page_dtype.itemsize,
         scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
     )
-    return DraftParts(checkpoint, own, page_dtype, shared_group(form.groups, own.groups), is_head)
+    group = shared_group(form.groups, own.groups)
+    return target, DraftParts(checkpoint, own, page_dtype, group, speculation.method != "draft")

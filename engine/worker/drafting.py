@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.core.plan import Row, StepPlan, StepResult
+from engine.layers.batch import Batch
+from engine.layers.fused import DeviceStep, FusedModel
 from engine.layers.model import TextModel
 from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared
@@ -29,7 +31,7 @@ class Drafter(Protocol):
 
     def run(self, plan: StepPlan, result: StepResult, hidden: Tensor) -> dict[int, tuple[int, ...]]:
         """Compute the tokens of a step whose result is in the table. Return the drafts of each row that has some.
-        hidden: [tokens, hidden], of the step."""
+        hidden: [tokens, hidden], of the step, or the states of the layers that a head reads, side by side."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,42 @@ class DraftRow:
     drafts: int
 
 
+class FusedDraft:
+    """A draft model with Triton kernels, which has the interface of `TextModel` that passes use."""
+
+    kept_states: Tensor | None = None
+
+    def __init__(self, text_model: TextModel) -> None:
+        self.model, self.layout, self.draft_head = text_model.model, text_model.layout, text_model.draft_head
+        self._fused = FusedModel(text_model)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, pages: Tensor) -> Tensor:
+        """Implement `TextModel.forward`. The block tables of the step have a row for each row of the batch."""
+        rows = torch.arange(batch.rows, dtype=torch.int32, device=pages.device)
+        step = DeviceStep(
+            ids=batch.ids.int(),
+            positions=batch.positions.int(),
+            rope_lengths=batch.rope_lengths.int(),
+            slot_mapping=torch.stack(batch.slot_mapping).int(),
+            slot=rows,
+            query_start=batch.query_start.int(),
+            lengths=batch.lengths.int(),
+            tables=torch.stack(batch.tables).int(),
+            pages=pages,
+            singles=1 in batch.count,
+            spans=max(batch.count) > 1,
+            draft_inputs=batch.states,
+        )
+        hidden, self.kept_states = self._fused.forward_kept(step)
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Implement `TextModel.logits`."""
+        return self._fused.logits(hidden)
+
+
 class Passes:
     """Passes of a draft model over rows.
 
@@ -52,7 +90,15 @@ class Passes:
     ahead: positions between a token that the model reads and the position that it computes."""
 
     def __init__(
-        self, model: TextModel, pages: Tensor, table: RequestTable, noise: Noise, *, group: int, vocab: int, ahead: int
+        self,
+        model: TextModel | FusedDraft,
+        pages: Tensor,
+        table: RequestTable,
+        noise: Noise,
+        *,
+        group: int,
+        vocab: int,
+        ahead: int,
     ) -> None:
         self._model, self._pages, self._table, self._noise = model, pages, table, noise
         self._blocks, groups = table.tables[group], len(model.layout.groups)
@@ -94,11 +140,24 @@ class Passes:
             batch = replace(batch, ids=batch.ids.clamp(max=last))
         return self._model.forward(replace(batch, states=states), self._pages)
 
+    def head_states(self, states: Tensor) -> Tensor:
+        """Return the inputs of a head for these hidden states of the target, [tokens, hidden]."""
+        head = self._model.draft_head
+        return states if head is None or not len(states) else head.project(states)
+
+    @property
+    def own_states(self) -> Tensor | None:
+        """Hidden states of the last pass that a head reads for further drafts, if they differ from its output."""
+        return self._model.kept_states
+
     def draft(self, hidden: Tensor, rows: Sequence[DraftRow]) -> list[DraftRow | None]:
         """Sample a token after each row and write it to the table. Return the rows that compute these tokens; None
         where none could be sampled. hidden: [rows, hidden], after the last position of each."""
-        logits = self._model.logits(hidden)
-        if logits.shape[1] != self._vocab:
+        logits, head = self._model.logits(hidden), self._model.draft_head
+        if head is not None and head.ids is not None:
+            every = logits.new_full((len(logits), self._vocab), -torch.inf)
+            logits = every.index_copy_(1, head.ids, logits)
+        elif logits.shape[1] != self._vocab:
             missing = self._vocab - logits.shape[1]
             logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf).contiguous()
         columns = copy.copy(self._table.columns)
@@ -178,8 +237,8 @@ class DraftModel:
 
 
 class PredictionHead:
-    """Prediction head of the target. At each position, it reads the hidden state there and the token after it, and
-    predicts the token after that one. For further drafts, it reads its own hidden states.
+    """Prediction or EAGLE head of the target. At each position, it reads the hidden state there and the token after it,
+    and predicts the token after that one. For further drafts, it reads its own hidden states.
 
     The last position of a cached prefix was computed with the next token of the request that cached it."""
 
@@ -197,21 +256,23 @@ class PredictionHead:
                 kept.append(hidden[start : start + end - row.first])
             start += row.count
         drafts: dict[int, tuple[int, ...]] = {}
-        states = torch.cat(kept) if kept else hidden[:0]
+        states = self.passes.head_states(torch.cat(kept) if kept else hidden[:0])
         while rows:
             own = self.passes.forward(rows, states)
             last = np.cumsum([row.end - row.first for row in rows]) - 1
             at = [number for number, row in enumerate(rows) if row.drafts]
             if not at:
                 break
-            own = own[torch.from_numpy(last[at]).to(own.device)]
+            ends = torch.from_numpy(last[at]).to(own.device)
+            further = self.passes.own_states
+            own, further = own[ends], own[ends] if further is None else further[ends]
             made = self.passes.draft(own, [rows[number] for number in at])
             for row in made:
                 if row is not None:
                     drafts[row.index] = (*drafts.get(row.index, ()), self.passes.token(row))
-            following = [(row, state) for row, state in zip(made, own, strict=True) if row is not None and row.drafts]
-            rows = [row for row, _ in following]
-            states = torch.stack([state for _, state in following]) if following else own[:0]
+            going = [number for number, row in enumerate(made) if row is not None and row.drafts]
+            rows = [row for row in made if row is not None and row.drafts]
+            states = further[going]
         return drafts
 
 

@@ -79,7 +79,8 @@ class HostRunner:
         scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team, at_once)
         result = step_result(plan, rows, sampled, scored, failed, fingerprints)
         if self._draft is not None:
-            result = replace(result, drafts=self._draft.run(plan, result, hidden))
+            kept = self._text_model.kept_states
+            result = replace(result, drafts=self._draft.run(plan, result, hidden if kept is None else kept))
         return result if media.counts is None else replace(result, media=media.counts)
 
     def _batch(self, rows: PlanRows) -> Batch:

@@ -92,6 +92,7 @@ SMALLEST = {
     "translation": "benchmarks.translation --shapes small --rows 1 --input 6 --reply 4 --rounds 1 --threads 1",
     "speculation": "benchmarks.speculation --shape small --checkpoints {out} --scenarios code --rows 1 --tokens 8 "
     "--rounds 1 --threads 1 --out {out}/result.json",
+    "branches": "benchmarks.branches --texts 1 --tokens 8",
     "corpus": "tools.demo_corpus --count 1",
     **{
         name: f"tools.{name}_page --out {{out}}"

@@ -136,6 +136,17 @@ def test_a_perfect_draft_is_accepted_whole(name: str, plain: LLM, perfect: LLM):
     assert lookup.counters(perfect).drafts - drafts == 5  # each step has k + 1 tokens
 
 
+def test_a_perfect_draft_with_triton_kernels_is_accepted_whole(path: Path, plain: LLM):
+    """Drafts are sampled on the host, and the target's tokens on the device, with the same noise."""
+    pytest.importorskip("triton")
+    (params,) = lookup.requests("repetition penalty", 1)
+    params = msgspec.structs.replace(params, max_tokens=2 + TOKENS)
+    with engine(path, path, "triton", dtype="float32") as llm:
+        (found,) = llm.generate([PROMPT[:9]], params)
+        assert found.ids == plain.generate([PROMPT[:9]], params)[0].ids
+        assert drafted(llm) == (TOKENS, TOKENS)
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_drafts_follow_chunks_of_prompts_cached_prefixes_and_preemption(kernels: str, path: Path):
     """Every draft of the same model is accepted, so the draft model has the keys and values of all tokens."""
@@ -304,7 +315,7 @@ def test_models_that_cannot_draft_are_refused(path: Path, other: Path, tmp_path:
     narrow = saved(tmp_path / "narrow", path, transformers.MistralForCausalLM, sliding_window=9)
     with pytest.raises(ConfigError, match="attends to more tokens than the target keeps"):
         engine(narrow, path)
-    with pytest.raises(ConfigError, match="the method draft needs draft_model"):
+    with pytest.raises(ConfigError, match="the methods draft, eagle, eagle3 need draft_model"):
         lookup.engine(path, "draft")
     with pytest.raises(ConfigError, match="no other method has one"):
         lookup.engine(path, "ngram", draft_model=str(path))

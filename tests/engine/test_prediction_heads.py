@@ -156,6 +156,33 @@ def test_drafts_are_those_of_the_reference(kernels: str, reference, monkeypatch:
     assert check_drafts(made, prompts, expected, model.drafts) > 30
 
 
+def test_drafts_with_triton_kernels(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("triton")
+    model = Reference("glm", tmp_path / "glm", path)
+    params = msgspec.structs.replace(lookup.requests("greedy", 1)[0], max_tokens=4)
+    prompts = [PROMPT[:9], PROMPT[2:6]]
+    with engine(tmp_path / "glm", "off", best()) as llm:
+        expected = llm.generate(prompts, params)
+    with engine(tmp_path / "glm", "mtp", "triton", draft_tokens=2, max_step_tokens=8, dtype="float32") as llm:
+        made = spied(llm, monkeypatch)
+        assert lookup.seen(llm.generate(prompts, params)) == lookup.seen(expected)
+    assert check_drafts(made, prompts, expected, model.drafts) >= 3
+
+
+def test_drafts_of_a_head_that_pause_keep_every_reply(reference):
+    folder, _ = reference
+    wanted, prompts = lookup.requests("sampled", 6), [PROMPT[: 3 * number + 2] for number in range(6)]
+    with engine(folder, "off", best()) as llm:
+        expected = lookup.seen(llm.generate(prompts, wanted))
+    with engine(folder, "mtp", best(), draft_tokens=3, adaptive_drafts=True, max_running=4) as llm:
+        assert lookup.seen(llm.generate(prompts, wanted)) == expected
+        assert lookup.counters(llm).draft_tokens > 0
+        steps = llm._loop.scheduler.step
+        llm.generate(prompts[:1], wanted[:1])
+        level = llm._loop.scheduler.drafting.control.state.levels[1]
+        assert level.plain_steps > 0 and llm._loop.scheduler.step > steps
+
+
 @pytest.mark.parametrize("name", ["sampled", "json", "penalties"])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_replies_with_prediction_heads_are_those_without(name: str, tokens: int, reference):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engine.layers.lora import AdapterRows
 from engine.lowering.adapters import MOST_GROUPS, PART_INPUTS
 from kernels.experts.schedule import EXPERT_SCHEDULE
 from kernels.jit import installed, interpreted
@@ -25,11 +26,22 @@ def test_spans_have_one_source_and_fit_into_a_program() -> None:
 def test_rows_of_the_largest_group_are_computed() -> None:
     """Rows of the first and the last of as many groups as are supported, and rows without a group."""
     groups = torch.tensor([[MOST_GROUPS - 1], [MOST_GROUPS], [0]], dtype=torch.int32)
-    pairs, tiles = EXPERT_SCHEDULE.reference(groups, MOST_GROUPS + 1, 16)
+    pairs, tiles = EXPERT_SCHEDULE(groups, MOST_GROUPS, 16)
     a = torch.zeros(MOST_GROUPS, 2, 16)
     a[-1], a[0] = 1.0, 2.0
     u = LORA_SHRINK(torch.ones(3, 2), a, pairs, tiles, 1, 16)
-    assert u[0, :, 0].tolist() == [2.0, 0.0, 4.0]
+    assert u[0, ::2, 0].tolist() == [2.0, 4.0]
+
+
+def test_rows_without_an_adapter_take_no_tile_and_do_not_change() -> None:
+    """Their products are undefined, and may be infinite."""
+    rows = AdapterRows.of(torch.tensor([[1], [2], [0], [2]], dtype=torch.int32), 2)
+    assert (rows.tiles[:, 2] > rows.tiles[:, 1]).sum() == 2
+    u, y = torch.full((1, 4, 16), torch.nan), torch.zeros(4, 4)
+    u[:, [0, 2]] = 1.0
+    ranks, spans = torch.tensor([[1], [1]], dtype=torch.int32), torch.tensor([[0, 4, 0]], dtype=torch.int32)
+    LORA_EXPAND(u, torch.full((2, 2, 4), 3.0), ranks, spans, rows.pairs, rows.tiles, rows.tile_rows, y)
+    assert y.tolist() == [[3.0] * 4, [0.0] * 4, [3.0] * 4, [0.0] * 4]
 
 
 def test_a_slot_without_an_adapter_changes_nothing() -> None:

@@ -13,7 +13,7 @@ _SEARCH = Effect("engine", outputs="rounding")
 
 
 class Speculation(Section):
-    method: Literal["auto", "off", "jump-ahead", "ngram", "suffix", "draft", "mtp"] = declare(
+    method: Literal["auto", "off", "jump-ahead", "ngram", "suffix", "draft", "eagle", "eagle3", "mtp"] = declare(
         "off",
         effect=_METHOD,
         target=("engine.speculation.method", "gateway.speculation"),
@@ -22,7 +22,8 @@ class Speculation(Section):
     )
     """Drafts that a step verifies: ngram takes tokens that followed an earlier occurrence of the last tokens, and
     text that a grammar forces; suffix takes those that followed most occurrences, in recent replies too; jump-ahead
-    takes only forced text; draft takes tokens of a second, smaller model; mtp takes tokens of the checkpoint's own
+    takes only forced text; draft takes tokens of a second, smaller model; eagle and eagle3
+    take tokens of a head that was trained for the served model; mtp takes tokens of the checkpoint's own
     prediction heads. auto selects a method for the checkpoint, and pauses drafts per request and per number of running
     requests while measured step times and acceptance say that they do not pay. Replies are the same with each value."""
     model: str | None = declare(
@@ -33,8 +34,8 @@ class Speculation(Section):
         is_path=True,
         example="../qwen3-0.6b",
     )
-    """Checkpoint of the draft model, for the method draft: a decoder with the tokenizer of the served model. Relative
-    paths start at the manifest's folder."""
+    """Folder of the draft model, for the method draft: a decoder with the tokenizer of the served model. For eagle and
+    eagle3: folder of the head. Relative paths start at the manifest's folder."""
     tokens: Annotated[int, Field(ge=1, le=32)] = declare(
         4,
         effect=_DRAFTS,

@@ -5,6 +5,8 @@ An engine that becomes ready gets every difference to the manifest before the re
 """
 
 import asyncio
+import hashlib
+import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ from engine.api.client import EngineClient
 from engine.api.config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.api.messages import AdapterChanged, LoadAdapter, UnloadAdapter
 
+log = logging.getLogger(__name__)
 FILE = "adapters.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}")
 RETRY_AFTER_S = 3
@@ -214,9 +217,24 @@ class AdapterRegistry:
             raise Unavailable("The engine exited while it loaded the adapter.", RETRY_AFTER_S)
         self._paths[name] = path
         self._save()
+        try:
+            files = await asyncio.to_thread(_file_digests, Path(path))
+        except OSError as error:
+            log.warning("adapter %s loaded from %s, whose files cannot be read: %s", name, path, error.strerror)
+            return
+        log.info("adapter %s loaded from %s: %s", name, path, files)
 
     def _save(self) -> None:
         if self._file is not None:
             new = self._file.with_suffix(".new")
             new.write_bytes(msgspec.json.encode(self._paths))
             new.replace(self._file)
+
+
+def _file_digests(folder: Path) -> str:
+    """Return the SHA-256 of each file of an adapter, for the log."""
+    found = []
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        with (folder / name).open("rb") as file:
+            found.append(f"{name} has sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}")
+    return ", ".join(found)

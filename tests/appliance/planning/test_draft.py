@@ -17,13 +17,16 @@ from appliance.planning.memory import planned_parts
 from appliance.planning.validate import validate
 from engine.worker.build import build_worker
 from kernels.cpu.library import best
+from tests.engine import test_speculation as lookup
 from tests.engine.test_draft_models import SHAPE
+from tests.engine.test_eagle_heads import Eagle3, save_target
 from tests.engine.test_prediction_heads import Reference
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = "apiVersion: slipway/v2\nmodel: {source: {path: demo}}\nhardware: {device: cpu}\n"
 DRAFT = "speculation: {method: draft, model: demo, tokens: 3}\n"
 Write = Callable[[str], Path]
+lookup_path = lookup.path  # fixture
 
 
 @pytest.fixture
@@ -95,6 +98,75 @@ def test_the_prediction_head_of_a_checkpoint_is_planned(kernels: str, tmp_path: 
         worker.close()
 
 
+def test_auto_selects_the_prediction_head_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Reference("glm", tmp_path / "model", ROOT / "manifests" / "demo")
+    path = tmp_path / "m.yaml"
+    path.write_text(HEAD.replace("path: demo", "path: model") + "speculation: {method: auto}\n")
+    plan = validate(Given(path))
+    assert plan.engines[0].speculation.method == "mtp" and plan.engines[0].speculation.adaptive
+    assert plan.gateway.speculation == "mtp" and planned_parts(plan.memory)[0]["draft"] > 0
+    (found,) = (one for one in plan.effective if one.key == "speculation.method")
+    assert found.reason.startswith(
+        "the checkpoint has a prediction head; drafts are up to 4 tokens of the checkpoint's"
+    )
+
+
+def test_auto_selects_lookup_without_a_prediction_head(manifest: Write):
+    plan = validate(Given(manifest("speculation: {method: auto}\n")))
+    assert plan.engines[0].speculation.method == "suffix" and "draft" not in planned_parts(plan.memory)[0]
+
+
+@pytest.fixture
+def eagle(lookup_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A manifest with an EAGLE-3 head in the folder `head`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target = save_target(tmp_path / "model", lookup_path)
+    Eagle3(target).save(tmp_path / "head")
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        HEAD.replace("path: demo", "path: model") + "speculation: {method: eagle3, model: head, tokens: 3}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("kernels", ["torch", best()])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_eagle_head_is_planned(kernels: str, ranks: int, eagle: Path):
+    """A rank with the whole tables of the target shares its embedding with the head."""
+    settings = (Option("--set", "hardware.kernels", kernels), Option("--set", "hardware.kv_cache_memory", "2MiB"))
+    settings += (Option("--set", "parallelism.tensor", str(ranks)),)
+    plan = validate(Given(eagle, settings))
+    assert plan.engines[0].speculation.method == "eagle3" and Path(plan.engines[0].speculation.model).name == "head"
+    planned = planned_parts(plan.memory)
+    if ranks > 1:
+        assert planned[0]["draft"] > 0 and "draft" not in planned[1]
+        return
+    worker = build_worker(plan.engines[0], lambda phase, fraction: None)
+    try:
+        found = worker.memory_usage
+        assert found == {name: planned[0][name] for name in found} and found["draft"] > 0
+        model = worker._runner._draft.passes._model
+        assert model.vocabulary.table is worker._runner._text_model.vocabulary.table
+    finally:
+        worker.close()
+
+
+def test_the_lock_covers_the_files_of_a_head(eagle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["lock", str(eagle)]) == 0
+    text = (tmp_path / "m.lock").read_text()
+    assert 'draft:\n  "config.json"' in text and '  "model.safetensors"' in text.split("draft:")[1]
+    assert main(["lock", "--check", str(eagle)]) == 0
+    weights = tmp_path / "head" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    capsys.readouterr()
+    assert main(["lock", "--check", str(eagle)]) == exits.INTEGRITY.number
+    found = capsys.readouterr()
+    assert "model.safetensors" in found.out + found.err and "changed" in found.out + found.err
+
+
 def problems(path: Path) -> dict[str, str]:
     with pytest.raises(Refused) as refused:
         validate(Given(path))
@@ -105,7 +177,13 @@ def problems(path: Path) -> dict[str, str]:
     ("text", "key", "message"),
     [
         ("speculation: {method: draft}\n", "speculation.method", "set speculation.model"),
-        ("speculation: {method: ngram, model: demo}\n", "speculation.model", "ngram has no draft model"),
+        ("speculation: {method: eagle}\n", "speculation.method", "eagle needs the folder of a draft model or head"),
+        ("speculation: {method: eagle3, model: demo}\n", "speculation.model", "architectures is Qwen3ForCausalLM"),
+        (
+            "speculation: {method: ngram, model: demo}\n",
+            "speculation.model",
+            "ngram has no draft model; set it to one of draft, eagle, eagle3",
+        ),
         ("speculation: {method: mtp}\n", "speculation.method", "Qwen3ForCausalLM has no prediction heads"),
         ("speculation: {method: mtp, model: demo}\n", "speculation.model", "mtp has no draft model"),
         (
@@ -136,13 +214,12 @@ def test_another_vocabulary_is_refused_before_anything_starts(manifest: Write, t
     )
 
 
-def test_triton_kernels_have_no_draft_model(manifest: Write):
+def test_triton_kernels_have_draft_models(manifest: Write):
     path, gpu = manifest(DRAFT), hardware("h100x1")
     path.write_text(path.read_text().replace("device: cpu", "device: cuda"))
-    kernels = Option("--set", "hardware.kernels", "torch")
-    assert validate(Given(path, (kernels,)), gpu).engines[0].speculation.method == "draft"
-    with pytest.raises(Refused, match="Triton kernels do not support draft models and prediction heads"):
-        validate(Given(path), gpu)
+    plan = validate(Given(path), gpu)
+    assert plan.engines[0].hardware.kernels == "triton" and plan.engines[0].speculation.method == "draft"
+    assert planned_parts(plan.memory)[0]["draft"] > 0
 
 
 def test_deployments_refuse_a_draft_model(manifest: Write, capsys: pytest.CaptureFixture[str]):

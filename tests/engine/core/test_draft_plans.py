@@ -10,8 +10,9 @@ from engine.api.config import SpeculationConfig
 from engine.api.errors import ConfigError
 from engine.api.messages import Sampling, Submit
 from engine.core.config import SchedulerConfig
+from engine.core.draft_control import LoadLevel
 from engine.core.drafting import Drafting
-from engine.core.plan import StepResult
+from engine.core.plan import Row, StepPlan, StepResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, State
 
@@ -25,6 +26,7 @@ METHODS = {
     "suffix": config("suffix"),
     "auto": config("suffix", adaptive=True),
     "mtp": config("mtp"),
+    "mtp auto": config("mtp", adaptive=True),
 }
 LOADS = [
     Load(seed, windows, blocks=blocks, max_step_tokens=budget, overlap=overlap, replies=(7, 30), requests=16)
@@ -80,11 +82,34 @@ def test_decisions_depend_on_the_times_of_events_alone():
     assert first.now == second.now and first.scheduler.counters == second.scheduler.counters
 
 
-@pytest.mark.parametrize("method", ["off", "mtp"])
-def test_drafts_of_a_model_do_not_pause(method):
-    """Their time is a part of the step before, which would count as time without drafts."""
-    with pytest.raises(ConfigError, match=f"speculation.method={method} cannot pause; set it to false"):
-        config(method, adaptive=True)
+def test_only_drafts_can_pause():
+    with pytest.raises(ConfigError, match="speculation.method=off has no drafts to pause; set it to false"):
+        config("off", adaptive=True)
+
+
+def test_a_step_that_drafts_after_a_pause_is_not_measured():
+    """The time of its model would count as time without drafts."""
+    drafting = Drafting(config("mtp", adaptive=True), shared=False)
+    plain, first = Row(0, 4, 1, True, ()), Row(0, 5, 1, True, (), lookahead=2)
+    for step, row in enumerate((plain, first)):
+        drafting.measure(StepPlan(step, (), (), (row,)), float(step), step + 0.5 + step, running=False)
+    (level,) = drafting.control.state.levels.values()
+    assert (level.plain_steps, level.plain, level.drafted_steps) == (1, 0.5, 0)
+
+
+def test_a_model_drafts_as_many_tokens_as_pay():
+    drafting, sequence = Drafting(config("mtp", adaptive=True), shared=False), request([1, 2], "", -1)
+    assert drafting.lookahead(sequence, 9, 1) == 5, "unmeasured drafts are tried"
+    level = drafting.control.state.levels[1] = LoadLevel(plain=1.0, token=0.5, drafted_steps=9)
+    assert drafting.lookahead(sequence, 9, 1) == 5 and sequence.acceptance.resume == 0
+    sequence.acceptance.accepted = sequence.acceptance.tried * 0.8
+    assert drafting.lookahead(sequence, 9, 1) == 3, "0.8 ** 4 < 0.5"
+    level.token = 0.9
+    assert drafting.lookahead(sequence, 9, 1) == 0 and sequence.acceptance.resume > len(sequence.ids)
+    sequence.proposed = (3, 4)
+    assert drafting.propose(sequence, 9, 1) == (3, 4), "a computed draft is verified"
+    sequence.speculative = False
+    assert drafting.lookahead(sequence, 9, 1) == 0
 
 
 @pytest.mark.parametrize("method", ["draft", "mtp"])

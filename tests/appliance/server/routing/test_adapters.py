@@ -1,6 +1,7 @@
 """Adapters that change while the service runs: allowed folders, and messages to engines."""
 
 import asyncio
+import hashlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +125,17 @@ def test_an_adapter_is_loaded_by_all_engines_and_listed(allowed: Path):
     assert clients[1].sent[-1] == UnloadAdapter("sql")
     with pytest.raises(NotFound, match="The lora adapter 'sql' cannot be found"):
         asyncio.run(adapters.unload("sql"))
+
+
+def test_a_loaded_adapter_is_logged_with_the_digests_of_its_files(allowed: Path, caplog: pytest.LogCaptureFixture):
+    (allowed / "sql" / FILES[1]).write_bytes(b"weights")
+    with caplog.at_level("INFO"):
+        asyncio.run(registry(allowed, [FakeClient([])]).load("sql", "sql"))
+        failed(BadRequest, registry(allowed, [FakeClient([], error="has rank 99")]), "chat", "team/chat")
+    (line,) = (record.getMessage() for record in caplog.records if "adapter" in record.getMessage())
+    digests = [hashlib.sha256(content).hexdigest() for content in (b"{}", b"weights")]
+    expected = ", ".join(f"{name} has sha256 {one}" for name, one in zip(FILES, digests, strict=True))
+    assert line == f"adapter sql loaded from {allowed / 'sql'}: {expected}"
 
 
 def test_names_that_cannot_be_used_are_refused(allowed: Path):
