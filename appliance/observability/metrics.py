@@ -5,19 +5,25 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from appliance.config.gateway import GatewayConfig
 from appliance.observability.families import UNITS, Family, counters, gauges, histograms
 from appliance.observability.http_metrics import HttpMetrics
 from engine.api.messages import Finish, Ready, Stats
+
+OPENMETRICS = "application/openmetrics-text"
+
+TraceIds = tuple[str, str]  # trace and span of a value, in hexadecimal
 
 PHASES = ("starting", "loading", "warming", "ready", "restarting", "failed", "draining")
 
@@ -30,16 +36,22 @@ class Buckets:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """The last traced value of each bucket, by the bucket's index."""
 
-    def add(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
+    def add(self, value: float, times: int = 1, trace: TraceIds | None = None) -> None:
+        index = bisect_left(self.bounds, value)
+        self.counts[index] += times
         self.sum += value * times
+        if trace is not None:
+            self.exemplars[index] = Exemplar({"trace_id": trace[0], "span_id": trace[1]}, value, round(time.time(), 3))
 
-    def cumulative(self) -> list[tuple[str, float]]:
+    def cumulative(self) -> list[tuple[str, float, Exemplar | None]]:
         total, rows = 0, []
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+        for index, (bound, count) in enumerate(zip((*self.bounds, float("inf")), self.counts, strict=True)):
             total += count
-            rows.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+            text = "+Inf" if bound == float("inf") else str(bound)
+            rows.append((text, float(total), self.exemplars.get(index)))
         return rows
 
 
@@ -113,8 +125,11 @@ class Metrics(Collector):
             for unit in UNITS:
                 self._numbers["key_refusals"].setdefault((name, unit), 0.0)
 
-    def observe(self, name: str, value: float, *labels: str, times: int = 1) -> None:
-        self._histograms[name][labels].add(value, times)
+    def observe(
+        self, name: str, value: float, *labels: str, times: int = 1, trace: TraceIds | None = None
+    ) -> None:
+        """Add a value to a histogram. A value with `trace` becomes the exemplar of its bucket."""
+        self._histograms[name][labels].add(value, times, trace)
 
     def prompt(self, engine: str, tokens: int, cached: int) -> None:
         """Record a computed prompt; `cached` of its tokens came from the prefix cache."""
@@ -222,8 +237,14 @@ class Metrics(Collector):
 
     # Rendering -----------------------------------------------------------------------------------------------------
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition and its media type: OpenMetrics, with exemplars, if the Accept header asks for it,
+        else the text format of Prometheus."""
+        if OPENMETRICS not in accept:
+            return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+        # The other escapings replace the colon of `vllm:` in samples.
+        body = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)
+        return body, openmetrics.CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
         connections, idle = self.connections()

@@ -67,6 +67,7 @@ class Account:
         self._is_resumed = bool(self.emitted)  # so its prompt was already counted
         self._uncounted = 0 if self._is_resumed else len(submit.prompt)  # prompt tokens that no step has counted yet
         self._span = span
+        self._trace_ids = None if span is None else (span.trace_id, span.span_id)
         self._span_events: list[SpanEvent] = []
         self._num_earlier = len(self.emitted)
         self._is_pooled = False  # it has its pooled vector instead of tokens
@@ -90,7 +91,7 @@ class Account:
 
     def resume(self, pause_s: float) -> None:
         """Record that the sequence continues after `pause_s` seconds without an engine."""
-        self._counters.metrics.observe("interruption_seconds", pause_s, self.label)
+        self._counters.metrics.observe("interruption_seconds", pause_s, self.label, trace=self._trace_ids)
 
     def interrupt(self) -> None:
         """Keep the times of the engine that is gone."""
@@ -134,9 +135,9 @@ class Account:
         else:
             pauses, self._first_s = count - 1, moment
             self.record(FirstToken())
-            metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
+            metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label, trace=self._trace_ids)
         if pauses:
-            metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
+            metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses, trace=self._trace_ids)
         self.emitted += ids
         self._last_s = moment
 
@@ -185,22 +186,25 @@ class Account:
             self._observe_times(metrics, label)
 
     def _observe_times(self, metrics: Metrics, label: str) -> None:
-        metrics.observe("request_duration_seconds", self._last_s - self._arrived_s, label)
+        def observe(name: str, seconds: float) -> None:
+            metrics.observe(name, seconds, label, trace=self._trace_ids)
+
+        observe("request_duration_seconds", self._last_s - self._arrived_s)
         decode_s = self._last_s - self._first_s if self.emitted else 0.0
         timing = self.timing
         if timing is not None and timing.first_token:
             # A reply that was cut at a stop string has no last delta from the engine, so use the gateway's clock.
             decode_s = (timing.last_token - timing.first_token) or decode_s
             prefill_s = timing.first_token - timing.scheduled
-            metrics.observe("request_queue_time_seconds", timing.scheduled - timing.arrived, label)
-            metrics.observe("request_prefill_time_seconds", prefill_s, label)
-            metrics.observe("request_inference_time_seconds", prefill_s + decode_s, label)
+            observe("request_queue_time_seconds", timing.scheduled - timing.arrived)
+            observe("request_prefill_time_seconds", prefill_s)
+            observe("request_inference_time_seconds", prefill_s + decode_s)
             if self.emitted:
-                metrics.observe("request_decode_time_seconds", decode_s, label)
+                observe("request_decode_time_seconds", decode_s)
             metrics.observe("request_preemptions", timing.preemptions, label)
         if len(self.emitted) > 1:
             pause_s = decode_s / (len(self.emitted) - 1)
-            metrics.observe("request_time_per_output_token_seconds", pause_s, label)
+            observe("request_time_per_output_token_seconds", pause_s)
 
 
 SPAN_EVENTS: dict[type, str] = {

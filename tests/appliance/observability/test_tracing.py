@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.samples import Exemplar
 
 from appliance.observability.metrics import Metrics, now
 from appliance.observability.spans import SequenceTimes, Span, input_messages
@@ -55,6 +57,38 @@ def test_request_has_a_server_span_with_queue_prefill_and_decode(start_gateway, 
     assert found["slipway.request.id"] == reply.headers["X-Request-Id"]
     assert attributes(phases["decode"].attributes)["gen_ai.usage.output_tokens"] == 5
     assert attributes(phases["prefill"].attributes)["gen_ai.usage.input_tokens"] == 3
+
+
+def test_latency_buckets_have_the_trace_of_their_last_request(start_gateway, engine, collector, traces, eventually):
+    """OpenMetrics has exemplars, the text format has none, and requests that are not sampled leave none"""
+    gateway = start_gateway(engine, traces=traces)
+    headers = {"traceparent": f"00-{ID}-{PARENT}-00"}
+    gateway.client.post("/test/generate", json={"max_tokens": 5}, headers=headers)
+
+    def exemplars() -> dict[str, list[Exemplar]]:
+        reply = gateway.client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"})
+        assert reply.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        found: dict[str, list[Exemplar]] = {}
+        for family in text_string_to_metric_families(reply.text):
+            for sample in family.samples:
+                if sample.exemplar is not None:
+                    assert sample.exemplar.value <= float(sample.labels["le"])
+                    found.setdefault(family.name, []).append(sample.exemplar)
+        return found
+
+    assert exemplars() == {}
+    gateway.generate(max_tokens=5)
+    eventually("the spans", lambda: len(collector.spans) == 4)
+    (request,) = collector.named("POST /test/generate")
+    found = exemplars()
+    names = ("time_to_first_token", "inter_token_latency", "request_duration", "request_prefill_time")
+    assert {f"{prefix}{name}_seconds" for name in names[:2] for prefix in ("slipway_", "vllm:")} <= found.keys()
+    assert {f"slipway_{name}_seconds" for name in names} <= found.keys()
+    labels = {"trace_id": request.trace_id.hex(), "span_id": request.span_id.hex()}
+    assert all(each.labels == labels for family in found.values() for each in family)
+    assert found["slipway_request_prefill_time_seconds"][0].value == pytest.approx(0.002)
+    plain = gateway.client.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4") and " # {" not in plain.text
 
 
 @pytest.mark.parametrize(("flags", "spans"), [("01", 4), ("00", 0), ("03", 4)])
