@@ -36,6 +36,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels.recurrent": ("kernels.activation", "kernels.attention", "kernels.cpu", "kernels.jit", "kernels.op"),
     "engine": ("kernels",),
     "engine.api": (),
+    "engine.metrics": ("engine.api",),
     "engine.gguf": ("engine.api.errors", "engine.api.files"),
     "engine.text": ("engine.gguf", "engine.api.errors", "engine.api.files"),
     "engine.media": ("engine.api.errors", "engine.api.files", "engine.api.media"),
@@ -76,7 +77,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("engine.api.errors", "engine.api.files", "engine.api.media", "engine.media"),
     ),
     "appliance.security": ("appliance.config", "engine.api"),
-    "appliance.observability": ("appliance.config", "appliance.security", "engine.api"),
+    "appliance.observability": ("appliance.config", "appliance.security", "engine.api", "engine.metrics"),
     "appliance.checkpoints": ("appliance.config", "appliance.runtime", "engine.api", "engine.models"),
     "appliance.constraints": (
         *("appliance.config", "appliance.hardware"),
@@ -98,7 +99,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.evaluation": ("appliance.bench", "appliance.config.sections"),
     "appliance.deployment": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints", "appliance.hardware"),
-        *("appliance.observability.alerts", "appliance.observability.families", "appliance.observability.rules"),
+        *("appliance.observability.alerts", "engine.metrics.families", "appliance.observability.rules"),
     ),
     "appliance.lockfile": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints"),
@@ -118,7 +119,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.server.reply_store": ("appliance.config", "appliance.observability", "engine.api"),
     "appliance.server.routing": (
         *("appliance.server.errors", "appliance.config", "appliance.runtime", "appliance.observability"),
-        "engine.api",
+        *("engine.api", "engine.metrics.sequence"),
     ),
     "appliance.server.chat": (
         *("appliance.server.schema", "appliance.config", "appliance.chat_templates", "appliance.output_formats"),

@@ -1,4 +1,4 @@
-"""Write docs/metrics.md from the families in appliance/observability/families.py: every metric of /metrics."""
+"""Write docs/metrics.md from the families in engine/metrics/families.py: every metric of /metrics."""
 
 import sys
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.observability.families import Family, counters, gauges, histograms  # noqa: E402
+from engine.metrics.families import Family, counters, gauges, histograms  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Metrics
 
-<!-- made by tools/metrics_page.py from appliance/observability/families.py; a test keeps it so -->
+<!-- made by tools/metrics_page.py from engine/metrics/families.py; a test keeps it so -->
 
 Scrape `GET /metrics` (Prometheus text format). [alerts.md](alerts.md) has alerts on these metrics. All series exist
 from the start and begin at zero. `observability.vllm_metrics` also publishes the names in the last column. All metrics

@@ -9,6 +9,7 @@ from appliance.config.gateway import (
     SECTIONS,
     EncoderLimits,
     GatewayConfig,
+    HardwareLimits,
     SamplingDefaults,
     SecretRef,
     Tls,
@@ -73,6 +74,7 @@ def gateway_config(
     sampling: SamplingDefaults,
     sha256: str,
     outputs_sha256: str,
+    hardware: HardwareLimits | None = None,
 ) -> GatewayConfig:
     """Return the gateway's configuration without its engines, which the launcher adds. Raise Refused.
 
@@ -103,6 +105,8 @@ def gateway_config(
         api_keys=None if api_keys is None else _secret(settings, api_keys),
         trace_headers=None if trace_headers is None else _secret(settings, trace_headers),
         tls=_tls(settings),
+        profiler=manifest.observability.profiler_folder is not None,
+        hardware=hardware if manifest.observability.mfu_metrics else None,
         sampling=sampling,
         journal=_journal(settings),
         responses=_responses(settings),

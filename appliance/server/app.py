@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from appliance.server.admin import docs, health, metrics, page, why
+from appliance.server.admin import docs, health, metrics, page, profile, why
 from appliance.server.anthropic import routes as messages
 from appliance.server.cohere import routes
 from appliance.server.errors.api import NotFound, TaskNotServed
@@ -28,6 +28,7 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     (None, health.router),
     (None, metrics.router),
     (None, models.router),
+    (None, profile.router),
     (None, adapters.router),
     (None, tokens.router),
     (None, page.router),
@@ -87,8 +88,11 @@ def build_app(service: Service) -> FastAPI:
     reply_store = service.stored_responses
     app.state.responses = None if reply_store is None else ResponseStore(service, reply_store)
     for router in routers(service):
-        # Without folders, the routes of adapters only name the key that they need.
-        described = router is not adapters.router or bool(service.config.adapter_folders)
+        # Without folders, the routes of adapters and of the profiler only name the key that they need.
+        described = not (
+            (router is adapters.router and not service.config.adapter_folders)
+            or (router is profile.router and not service.config.profiler)
+        )
         app.include_router(router, include_in_schema=described)
     for need, router in ROUTES:
         if not _serves(service, need):
