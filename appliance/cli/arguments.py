@@ -77,7 +77,7 @@ def word(command: argparse.ArgumentParser) -> None:
 def key_words(command: argparse.ArgumentParser) -> None:
     text = (
         "owner and limits of the key: name=alice requests_per_minute=60 tokens_per_minute=100000 share=2 priority=yes "
-        "adapters=yes"
+        "adapters=yes usage=yes"
     )
     command.add_argument("words", metavar="NAME=VALUE", nargs="*", help=text)
 
@@ -139,6 +139,13 @@ def url(command: argparse.ArgumentParser) -> None:
 def request(command: argparse.ArgumentParser) -> None:
     command.add_argument("request", metavar="ID", help="ID of the reply (chatcmpl-…) or X-Request-Id")
     command.add_argument("--url", default=DEFAULT_URL, help=f"URL of the service; default {DEFAULT_URL}")
+
+
+def usage(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--url", default=DEFAULT_URL, help=f"URL of the service; default {DEFAULT_URL}")
+    command.add_argument("--start", metavar="DATE", default=None, help="first day (UTC), such as 2026-11-01")
+    command.add_argument("--end", metavar="DATE", default=None, help="last day (UTC)")
+    command.add_argument("--format", choices=("text", "csv", "json"), default="text", help="form of the output")
 
 
 def recording(command: argparse.ArgumentParser) -> None:

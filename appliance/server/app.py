@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from appliance.server.admin import docs, health, metrics, page, profile, why
+from appliance.server.admin import docs, health, metrics, page, profile, usage, why
 from appliance.server.anthropic import routes as messages
 from appliance.server.cohere import routes
 from appliance.server.errors.api import NotFound, TaskNotServed
@@ -29,6 +29,7 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     (None, metrics.router),
     (None, models.router),
     (None, profile.router),
+    (None, usage.router),
     (None, adapters.router),
     (None, tokens.router),
     (None, page.router),

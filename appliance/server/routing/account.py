@@ -7,6 +7,7 @@ import msgspec
 
 from appliance.observability.metrics import Metrics, now
 from appliance.observability.spans import RequestSpan, SequenceTimes, SpanEvent, Value
+from appliance.observability.usage import Tokens
 from appliance.server.routing.admission import DrainRate, LatencyEstimate
 from appliance.server.routing.timeline import (
     Arrived,
@@ -41,6 +42,8 @@ class Counters:
     latency: LatencyEstimate
     spend: Callable[[str, int], None]
     """Called with (owner, tokens) when tokens were computed for an owner."""
+    used: Callable[[Submit, Tokens], None]
+    """Called with a sequence that has ended and its tokens."""
 
 
 class Account:
@@ -174,6 +177,9 @@ class Account:
     def count_end(self, reason: Finish) -> None:
         """Count a sequence that no other one will resume."""
         submit = self._submit
+        if self.started:
+            cached = self.timing.cached_tokens if self.timing else 0
+            self._counters.used(submit, Tokens(len(submit.prompt), cached, len(self.emitted)))
         self._metrics.end(reason, len(self.emitted), submit.max_tokens, adapter=submit.adapter, timing=self.timing)
 
 

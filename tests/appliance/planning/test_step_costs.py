@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from appliance.config.problems import Refused
 from engine.lowering.lower import lower
 from engine.lowering.measures import attention_costs, attention_operations, routes
+from engine.models.checkpoint import read_checkpoint
 from engine.models.families import declaration
 from tests.appliance.planning.test_plan import CPU, planned
-from tests.engine.test_measurements import COSTS
+from tests.engine.test_measurements import COSTS, DEMO
 
 GPT_OSS = {
     **{"architectures": ["GptOssForCausalLM"], "vocab_size": 97, "hidden_size": 64, "intermediate_size": 32},
@@ -20,9 +20,10 @@ GPT_OSS = {
 
 
 def test_costs_follow_from_the_program_and_are_absent_by_default(tmp_path: Path) -> None:
-    plain = planned(tmp_path, "hardware.kernels=torch", machine=CPU)
+    facts = read_checkpoint(DEMO)
+    plain = planned(tmp_path, "hardware.kernels=torch", machine=CPU, facts=facts)
     assert plain.engines[0].observability.step_costs is None and plain.gateway.hardware is None
-    plan = planned(tmp_path, "hardware.kernels=torch", "observability.mfu_metrics=true", machine=CPU)
+    plan = planned(tmp_path, "hardware.kernels=torch", "observability.mfu_metrics=true", machine=CPU, facts=facts)
     costs, limits = plan.engines[0].observability.step_costs, plan.estimate.limits
     assert costs is not None and limits is not None and plan.gateway.hardware is not None
     assert (costs.token, costs.sample, costs.attention) == (COSTS.token, COSTS.sample, COSTS.attention)
@@ -41,8 +42,3 @@ def test_attention_costs_are_the_terms_of_attention_operations(length: int) -> N
         program.ops, length
     )
     assert routes(program) == ((0.25, 4),)
-
-
-def test_encoder_decoder_models_have_no_costs(tmp_path: Path, sourced_manifest: Path) -> None:
-    with pytest.raises(Refused, match="not available for encoder-decoder"):
-        pass
