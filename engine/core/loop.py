@@ -350,11 +350,8 @@ class Loop:
         try:
             if self._profiler is None:
                 raise RequestError("the profiler is off; set observability.profiler_folder")
-            if verb == "start":
-                self._profiler.start()
-                self._out.append(Profiled())
-            else:
-                self._profiler.stop(lambda answer: self.call(lambda: self._out.append(answer)))
+            change = self._profiler.start if verb == "start" else self._profiler.stop
+            change(lambda answer: self.call(lambda: self._out.append(answer)))
         except RequestError as error:
             self._out.append(Profiled(error=str(error)))
 

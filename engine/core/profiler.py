@@ -19,10 +19,13 @@ MAX_STEPS = 200_000  # steps of a timeline, about 80 MB; later ones are counted 
 SCHEDULER, WORKER = 1, 2  # rows of the timeline
 
 
+Answer = Callable[[Profiled], None]
+
+
 class OperationTrace(Protocol):
     """Trace of the operations that the worker's thread runs."""
 
-    def start(self) -> None:
+    def start(self) -> Future[None]:
         """Begin before the next step."""
 
     def stop(self, file: Path) -> Future[None]:
@@ -40,8 +43,9 @@ class Profiler:
         self._runs = 0
         self.active = False
 
-    def start(self) -> None:
-        """Begin a profile. Raises RequestError if one is running, or if the folder cannot be written."""
+    def start(self, answer: Answer) -> None:
+        """Begin a profile. `answer` is called once, in any thread. Raises RequestError if one is running, or if the
+        folder cannot be written."""
         if self.active:
             raise RequestError("the profiler is already running; stop it first")
         try:
@@ -51,7 +55,13 @@ class Profiler:
         self._events, self._num_omitted = _names(), 0
         self.active = True
         self._runs += 1
-        self._trace.start()
+
+        def begun(started: Future[None]) -> None:
+            error = started.exception()  # of torch; the engine continues
+            self.active = error is None
+            answer(Profiled(error=f"the profiler cannot start: {error}" if error else ""))
+
+        self._trace.start().add_done_callback(begun)
 
     def step(self, plan: StepPlan, planned: float, started: float, ended: float, load: dict[str, int]) -> None:
         """Record a step. load: values of the scheduler after the step."""
@@ -70,7 +80,7 @@ class Profiler:
         )
         self._free_at = ended
 
-    def stop(self, answer: Callable[[Profiled], None]) -> None:
+    def stop(self, answer: Answer) -> None:
         """End the profile and write its files. `answer` is called once, in any thread. Raises RequestError if no
         profile is running."""
         if not self.active:

@@ -29,7 +29,9 @@ def test_service_counts_operations_and_writes_profiles(launch: Callable[..., App
     assert appliance.client.post("/start_profile").json() == {"status": "started"}
     body = {"prompt": [5] * 40, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
     assert appliance.client.post("/v1/completions", json=body).status_code == 200
-    files = [Path(file) for file in appliance.client.post("/stop_profile").json()["files"]]
+    stopped = appliance.client.post("/stop_profile")
+    assert stopped.status_code == 200, stopped.text + appliance.output()
+    files = [Path(file) for file in stopped.json()["files"]]
     assert {file.parent for file in files} == {tmp_path / "profiles"} and len(files) == 2
     steps, operations = (json.loads(file.read_text())["traceEvents"] for file in files)
     assert sum(event["name"].startswith("step ") for event in steps) == 8
