@@ -119,7 +119,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.server.reply_store": ("appliance.config", "appliance.observability", "engine.api"),
     "appliance.server.routing": (
         *("appliance.server.errors", "appliance.config", "appliance.runtime", "appliance.observability"),
-        *("engine.api", "engine.metrics.sequence"),
+        *("engine.api", "engine.metrics.sequence", "appliance.checkpoints.unpack", "appliance.checkpoints.remote"),
     ),
     "appliance.server.chat": (
         *("appliance.server.schema", "appliance.config", "appliance.chat_templates", "appliance.output_formats"),

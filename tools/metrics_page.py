@@ -23,9 +23,9 @@ A scrape that asks for OpenMetrics (`Accept: application/openmetrics-text`, as P
 `exemplar-storage`) gets exemplars: the buckets of latencies have the trace and the span of their last traced request
 ([traces.md](traces.md)), so that Grafana links a slow bucket to a trace.
 
-`observability.mfu_metrics` adds `slipway_flops_total`, `slipway_read_bytes_total` and `slipway_step_seconds_total`: matrix
-products and attention of the text model, the weights that steps read, and their keys and values, over all ranks. Towers
-of images and audio, draft models and recurrences are not counted. `slipway_hardware_flops_per_second` and
+`observability.mfu_metrics` adds `slipway_flops_total`, `slipway_read_bytes_total` and `slipway_step_seconds_total`:
+matrix products and attention of the text model, the weights that steps read, and their keys and values, over all ranks.
+Towers of images and audio, draft models and recurrences are not counted. `slipway_hardware_flops_per_second` and
 `slipway_hardware_bytes_per_second` are the limits of the hardware in `slipway plan`. The recording rules
 `service:slipway_mfu:ratio_rate5m` and `service:slipway_bandwidth_utilization:ratio_rate5m` divide them.
 

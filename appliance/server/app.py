@@ -18,7 +18,7 @@ from appliance.server.middleware import Allowance, Auth, BodyLimit, CrossOrigin,
 from appliance.server.openai import adapters, chat, completions, label_scores, models, tokens
 from appliance.server.openai.responses import routes as responses
 from appliance.server.openai.responses.store import ResponseStore
-from appliance.server.platforms import invocations, kserve, predict
+from appliance.server.platforms import invocations, kserve, multi_model, predict
 from appliance.server.pooling import embeddings, scoring
 from appliance.server.speech import routes as speech
 
@@ -31,6 +31,7 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     (None, profile.router),
     (None, usage.router),
     (None, adapters.router),
+    (None, multi_model.router),
     (None, tokens.router),
     (None, page.router),
     ("generate", chat.router),
@@ -91,7 +92,7 @@ def build_app(service: Service) -> FastAPI:
     for router in routers(service):
         # Without folders, the routes of adapters and of the profiler only name the key that they need.
         described = not (
-            (router is adapters.router and not service.config.adapter_folders)
+            (router in (adapters.router, multi_model.router) and not service.config.adapter_folders)
             or (router is profile.router and not service.config.profiler)
         )
         app.include_router(router, include_in_schema=described)

@@ -5,8 +5,6 @@ import io
 from datetime import date
 from pathlib import Path
 
-import pytest
-
 from appliance.cli.usage import usage
 from appliance.observability.usage import COLUMNS, MAX_DAYS, Tokens, UsageLedger, total
 from appliance.security.keys import parse_keys
