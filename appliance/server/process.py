@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -366,9 +366,22 @@ async def serve(service: Service, listener: socket.socket) -> None:
     scheme = "http" if service.certificate is None else "https"
     collect_garbage()
     log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-    async with connected(service, app.router, app.state.responses), controlled(service), watched(service):
+    async with AsyncExitStack() as stack:
+        for each in (connected(service, app.router, app.state.responses), controlled(service), watched(service)):
+            await stack.enter_async_context(each)
+        await stack.enter_async_context(_grpc(service, app))
         await server.serve([listener])
     log.info("ended")
+
+
+def _grpc(service: Service, app: ASGIApp) -> AbstractAsyncContextManager[None]:
+    """Return the gRPC server, or nothing without a port for it."""
+    if service.config.endpoints.grpc_port is None:
+        return nullcontext()
+    from appliance.server.platforms.grpc_server import grpc_served  # needs grpcio
+
+    log.info("listening for gRPC on port %d", service.config.endpoints.grpc_port)
+    return grpc_served(service.config, app)
 
 
 def main(arguments: list[str] | None = None) -> int:

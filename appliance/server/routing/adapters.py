@@ -55,7 +55,7 @@ class Folders:
             return self._unpacked(name, found)
         if found is None:
             raise NotFound(
-                f"No adapter found for '{name}': there is no folder with {ADAPTER_CONFIG}, and no archive, at this path.",
+                f"No adapter found for '{name}': there is no folder with {ADAPTER_CONFIG}, nor an archive, here.",
                 "lora_path",
             )
         for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
