@@ -58,6 +58,7 @@ from engine.api.ranges import (
     effective_top_k,
 )
 from engine.arguments import ARGUMENTS, engine_config, python_names
+from engine.beam_search import Beam, BeamParams, beam_search, with_text
 from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
 from engine.kv.layout import SCALE_BYTES, Layout, cpu_kv_dtype, layout, with_draft
@@ -294,6 +295,10 @@ class LLM:
         """Return all metrics since the start, with the names and values of `/metrics` of a service."""
         with self._busy:
             self._read_stats()
+        return self.read_metrics()
+
+    def read_metrics(self) -> list[MetricValue]:
+        """Return all metrics, as of the last report of the scheduler."""
         return read(self._metrics, Path(self.config.model.path).name)
 
     def _read_stats(self) -> None:
@@ -347,6 +352,24 @@ class LLM:
             self._loop.post(list(submits))
             self._collect(replies)
         return [_array(reply) for reply in replies.values()]
+
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamParams) -> list[list[Beam]]:
+        """Return the best continuations of each prompt, the best first. The text of a beam has no end token."""
+        ids = [self._submit(prompt, Params())[0].prompt for prompt in _each_prompt(prompts)]
+        ends = frozenset(self._eos)
+
+        def extend(prompts: Sequence[tuple[int, ...]], count: int) -> list[Logprob]:
+            params = Params(temperature=0.0, max_tokens=1, logprobs=min(count, self.vocab), ignore_eos=True)
+            return [reply.logprobs[0] for reply in self.generate(list(prompts), params)]
+
+        found = beam_search(ids, params, ends, extend)
+        if self.tokenizer is None:
+            return found
+        decode = self.tokenizer.decode
+        return [
+            [with_text(beam, decode(list(beam.ids[:-1] if beam.finished else beam.ids))) for beam in beams]
+            for beams in found
+        ]
 
     def load_adapter(self, name: str, folder: str | Path, *, replace: bool = False) -> None:
         """Load a LoRA adapter. It needs slots: `LLM(path, max_active=2)`. `replace`: read the files of a loaded adapter
@@ -405,7 +428,7 @@ class LLM:
         except Exception as error:
             self._messages.put(error)
 
-    def _submit(self, prompt: Prompt, params: Params) -> tuple[Submit, _Reply]:
+    def _submit(self, prompt: Prompt, params: Params, id: str | None = None) -> tuple[Submit, _Reply]:
         media: tuple[MediaItem, ...] = ()
         if isinstance(prompt, MediaPrompt):
             prompt, media = prompt.ids, prompt.media
@@ -421,7 +444,7 @@ class LLM:
             prompt = (0,) * (prompt.spectrogram.shape[1] // 2)
         ids = tuple(prompt)
         submit = Submit(
-            str(next(self._numbers)),
+            str(next(self._numbers)) if id is None else id,
             (*ids, *begins),
             params.sampling(),
             params.max_tokens,
@@ -509,6 +532,11 @@ def _each_params(params: Params | Sampling | Sequence[Params | Sampling] | None,
             f"{len(params)} params for {count} prompts; pass one for all prompts, or one per prompt", "params"
         )
     return [_params(one) for one in params]
+
+
+def as_params(given: Params | Sampling | None) -> Params:
+    """Return parameters as `Params`; None: the defaults."""
+    return Params() if given is None else _params(given)
 
 
 def _params(given: Params | Sampling) -> Params:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("appliance", "engine", "kernels")
+PACKAGES = ("appliance", "engine", "kernels", "slipway")
 OURS = (*PACKAGES, "benchmarks", "tests", "tools")
 
 # Every package, lowest first, with what else of the project its modules may import. A package may import itself. The
@@ -108,6 +108,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.supervisor": (
         *("appliance.planning", "appliance.lockfile", "appliance.checkpoints", "appliance.hardware"),
         *("appliance.config", "appliance.runtime", "engine.api"),
+    ),
+    "slipway": (
+        *("appliance.config", "appliance.planning", "appliance.server.chat", "appliance.server.pooling"),
+        *("appliance.server.schema", "engine"),
     ),
     "appliance.server": (
         *("appliance.config", "appliance.security", "appliance.runtime", "appliance.observability"),
