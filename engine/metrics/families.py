@@ -291,6 +291,16 @@ def counters() -> tuple[Family, ...]:
             start=(("queue_full",), ("unreachable",), ("rejected",), ("shutdown",)),
             per_engine=False,
         ),
+        Family("counter", "log_records_exported", "Log records that the collector accepted.", per_engine=False),
+        Family(
+            "counter",
+            "log_records_dropped",
+            "Log records that were lost: the queue was full, the collector was unreachable or rejected them, or the "
+            "gateway ended first.",
+            labels=("reason",),
+            start=(("queue_full",), ("unreachable",), ("rejected",), ("shutdown",)),
+            per_engine=False,
+        ),
         Family("counter", "audio_seconds", "Duration of the audio of speech requests.", per_engine=False),
         Family(
             "counter",

@@ -31,6 +31,8 @@ class Traces(Section):
         (), effect=GATEWAY, example=["deployment.environment.name=production"], strict=False
     )
     """Further resource attributes as `name=value`; they override OTEL_RESOURCE_ATTRIBUTES."""
+    logs: bool = declare(False, effect=GATEWAY)
+    """Also send the log records of the gateway to the collector, with the trace and span of their request."""
     content: bool = declare(False, effect=GATEWAY)
     """Record prompts and replies in the spans."""
 

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
@@ -12,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Exemplar
 
 from appliance.observability.metrics import Metrics, now
+from appliance.observability.otlp_logs import EXPORT
 from appliance.observability.spans import SequenceTimes, Span, input_messages
 from appliance.observability.trace_settings import Sampler, TraceSettings
 from appliance.observability.tracing import Tracing
@@ -252,6 +254,33 @@ def test_log_lines_have_the_ids_of_the_span(start_gateway, engine, collector, tr
     (request,) = collector.named("POST /test/generate")
     (line,) = [each for each in caplog.records if getattr(each, "path", "") == "/test/generate"]
     assert (line.trace_id, line.span_id) == (request.trace_id.hex(), request.span_id.hex())
+
+
+def test_log_records_are_exported_with_their_trace(start_gateway, engine, collector, traces, eventually):
+    """Not those of the exporter, whose export would never end"""
+    logging.getLogger().setLevel(logging.INFO)
+    logs = collector.url.replace("/v1/traces", "/v1/logs")
+    gateway = start_gateway(engine, traces=replace(traces, logs_url=logs))
+    collector.statuses = [400]
+    gateway.generate(max_tokens=2)
+    eventually("a rejected batch", lambda: not collector.statuses)
+    reply = gateway.generate(max_tokens=2)
+
+    def access() -> list[Any]:
+        mine = reply.headers["X-Request-Id"]
+        return [one for one in collector.records if attributes(one.attributes).get("request_id") == mine]
+
+    eventually("the access line", lambda: bool(access()))
+    eventually("the spans", lambda: len(collector.named("POST /test/generate")) >= 1)
+    record = next(one for one in access() if one.body.string_value == "request")
+    request = collector.named("POST /test/generate")[-1]
+    assert (record.trace_id, record.span_id) == (request.trace_id, request.span_id)
+    found = attributes(record.attributes)
+    assert (found["status"], found["path"], found["code.namespace"]) == (200, "/test/generate", "appliance.requests")
+    assert (record.severity_number, record.severity_text) == (9, "INFO") and record.time_unix_nano > 0
+    assert all(attributes(one.attributes)["code.namespace"] != EXPORT for one in collector.records)
+    assert gateway.metric("slipway_log_records_exported_total") >= 1
+    assert {path for path, _, _ in collector.requests} == {"/v1/traces", "/v1/logs"}
 
 
 def test_resource_describes_the_process(start_gateway, engine, collector, traces, eventually):
