@@ -183,7 +183,7 @@ def _recordings(folder: Path, options: WorkloadOptions) -> list[tuple[Turn, ...]
     low, high = options.audio_range_s
     if not folder.is_dir():
         raise WorkloadError(f"{folder}: not a folder with WAV files")
-    found = []
+    found = list[tuple[Turn, ...]]()
     for number, file in enumerate(sorted(folder.glob("*.wav"))):
         try:
             recording = read_wav(file)

@@ -89,7 +89,7 @@ class Metrics(MetricStore, Collector):
         if OPENMETRICS not in accept:
             return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
         # The other escapings replace the colon of `vllm:` in samples.
-        body = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)
+        body = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
         return body, openmetrics.CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:

@@ -11,8 +11,8 @@ from typing import Any
 from appliance.observability.spans import Value, encode_attributes
 
 SEVERITIES = {logging.DEBUG: 5, logging.INFO: 9, logging.WARNING: 13, logging.ERROR: 17, logging.CRITICAL: 21}
-EXPORT = "appliance.observability.otlp"
-"""Logger of the exporter, whose records are not exported, because each would cause another one."""
+EXPORTING = ("appliance.observability.otlp", "httpx", "httpcore")
+"""Loggers of the export, whose records are not exported, because each would cause another one."""
 MAX_TEXT = 65_536  # characters
 
 
@@ -52,7 +52,7 @@ class OtlpHandler(logging.Handler):
         self._add, self._fields, self._loop = add, fields, asyncio.get_running_loop()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name == EXPORT:
+        if record.name.startswith(EXPORTING):
             return
         given = {name: getattr(record, name, None) for name in self._fields}
         trace_id, span_id = given.pop("trace_id", None), given.pop("span_id", None)

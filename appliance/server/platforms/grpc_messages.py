@@ -72,7 +72,7 @@ def _build(package: str, table: dict[str, str]) -> dict[str, Any]:
         at = next(one for one in file.message_type if one.name == (outer or name))
         _add_fields(package, at.nested_type.add(name=inner) if outer else at, name, fields)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
+    pool.Add(file)
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in table}
 
 

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Exemplar
 
 from appliance.observability.metrics import Metrics, now
-from appliance.observability.otlp_logs import EXPORT
+from appliance.observability.otlp_logs import EXPORTING
 from appliance.observability.spans import SequenceTimes, Span, input_messages
 from appliance.observability.trace_settings import Sampler, TraceSettings
 from appliance.observability.tracing import Tracing
@@ -271,14 +271,21 @@ def test_log_records_are_exported_with_their_trace(start_gateway, engine, collec
         return [one for one in collector.records if attributes(one.attributes).get("request_id") == mine]
 
     eventually("the access line", lambda: bool(access()))
-    eventually("the spans", lambda: len(collector.named("POST /test/generate")) >= 1)
+
+    def request_spans() -> list[Any]:
+        found = [
+            (attributes(one.attributes)["slipway.request.id"], one) for one in collector.named("POST /test/generate")
+        ]
+        return [one for name, one in found if name == reply.headers["X-Request-Id"]]
+
+    eventually("the span", lambda: bool(request_spans()))
     record = next(one for one in access() if one.body.string_value == "request")
-    request = collector.named("POST /test/generate")[-1]
+    (request,) = request_spans()
     assert (record.trace_id, record.span_id) == (request.trace_id, request.span_id)
     found = attributes(record.attributes)
     assert (found["status"], found["path"], found["code.namespace"]) == (200, "/test/generate", "appliance.requests")
     assert (record.severity_number, record.severity_text) == (9, "INFO") and record.time_unix_nano > 0
-    assert all(attributes(one.attributes)["code.namespace"] != EXPORT for one in collector.records)
+    assert {attributes(one.attributes)["code.namespace"] for one in collector.records}.isdisjoint(EXPORTING)
     assert gateway.metric("slipway_log_records_exported_total") >= 1
     assert {path for path, _, _ in collector.requests} == {"/v1/traces", "/v1/logs"}
 
