@@ -535,7 +535,7 @@ def _each_params(params: Params | Sampling | Sequence[Params | Sampling] | None,
 
 
 def as_params(given: Params | Sampling | None) -> Params:
-    """Return parameters as `Params`; None: the defaults."""
+    """Return parameters as `Params`, with the defaults for None."""
     return Params() if given is None else _params(given)
 
 

@@ -1,6 +1,6 @@
-"""`LLM` with chat templates and the tasks of pooling models: the results of the HTTP routes, without a server.
+"""`LLM` with chat templates and the tasks of pooling models.
 
-Requests are parsed by the functions of the routes, so that prompts, limits and errors are those of the service.
+The functions of the HTTP routes parse the requests, so a service has the same prompts, errors and results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ class LLM(llm.LLM):
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Generation]:
         """Return the reply to each conversation, a list of messages. The texts contain reasoning and tool calls as the
-        model writes them. chat_template: name or source of a template; default: that of the checkpoint."""
+        model writes them. chat_template: name or source of a template, by default the template of the checkpoint."""
         each = [conversations] if conversations and isinstance(conversations[0], Mapping) else list(conversations)
         fields = {
             "tools": tools,

@@ -171,6 +171,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.admin", "appliance.server.openai", "appliance.server.anthropic"),
         *("appliance.server.pooling", "appliance.server.cohere", "appliance.observability", "engine.api"),
+        "appliance.config",
     ),
     "appliance.chaos": (
         *("appliance.supervisor", "appliance.server.reply_store", "appliance.config", "appliance.security"),

@@ -46,8 +46,8 @@ class UsageLedger:
     """Rows by day, key and model."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Read the rows of `folder`; None keeps them in memory only. A damaged file is an error, because its rows are
-        needed for bills."""
+        """Read the rows of `folder`, or keep them in memory only without one. A damaged file is an error, because bills
+        need its rows."""
         self._file = None if folder is None else folder / FILE
         self._rows: dict[tuple[str, str, str], Row] = {}
         self._is_saved = True

@@ -56,7 +56,7 @@ from engine.api.messages import Submit
 
 log = logging.getLogger(__name__)
 
-USAGE_S = 5.0  # interval between writes of the usage ledger; a crash loses what came after the last one
+USAGE_S = 5.0  # interval between writes of the usage ledger
 HALTED_POLL_S = 0.25  # interval between checks for the halted state
 FLUSH_S = 0.5
 """Time after the drain for the last records to reach the sockets. The supervisor kills one second after drain_s."""

@@ -297,7 +297,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     attention: tuple[tuple[int, int], ...] = ()
     """(reach, operations for each key) of a token, as sums over layers."""
     causal: bool = True
-    """A token reads the keys before it; False: those of the entire prompt."""
+    """Whether a token reads only the keys before it, not the keys of the entire prompt."""
     dense: int = 0
     """Bytes of the matrices that every step reads."""
     experts: int = 0
@@ -312,7 +312,7 @@ class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Measurements of the engine."""
 
     step_costs: StepCosts | None = None
-    """Count operations and memory traffic of steps with these costs. None: they are not counted."""
+    """Costs with which operations and memory traffic of steps are counted; None disables the counters."""
     profiler_folder: str = ""
     """Folder for the files of the profiler. Empty: there is no profiler."""
 

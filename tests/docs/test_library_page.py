@@ -1,4 +1,4 @@
-"""The examples of docs/library.md run as they are, one after another in one process."""
+"""Run the examples of docs/library.md, one after another in one process."""
 
 import re
 import subprocess

@@ -192,7 +192,7 @@ def test_sagemaker_registers_selects_and_removes_adapters(service):
 
 
 def test_a_multi_model_endpoint_loads_lists_invokes_and_unloads_adapters(service, folder: Path):
-    """SM-35, SM-40 to SM-46: from an archive"""
+    """The adapter comes from an archive."""
     appliance, right = service
     client = appliance.client
     with tarfile.open(folder / "store" / "packed.tar.gz", "w:gz") as archive:
@@ -238,7 +238,6 @@ def test_damaged_and_foreign_archives_of_adapters_are_refused(service, folder: P
 
 
 def test_the_repository_extension_loads_and_unloads_by_name(service):
-    """KS-15"""
     appliance, right = service
     client = appliance.client
     for _ in range(2):

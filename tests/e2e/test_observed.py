@@ -19,7 +19,6 @@ DEMO = Path(__file__).parents[2] / "manifests" / "demo"
 
 
 def test_service_counts_operations_and_writes_profiles(launch: Callable[..., Appliance], tmp_path: Path) -> None:
-    """OBS-04, OBS-06"""
     manifest = tmp_path / "observed.yaml"
     manifest.write_text(MANIFEST % DEMO)
     appliance = launch(manifest)

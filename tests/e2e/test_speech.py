@@ -74,7 +74,6 @@ def test_text_routes_refuse_a_speech_model(service: Appliance) -> None:
 
 
 def test_bench_measures_transcriptions(service: Appliance, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """BEN-02"""
     result = tmp_path / "result.json"
     options = ["-n", "3", "-C", "2", "--dataset", "audio", "--audio-seconds", "3", "--output", str(result)]
     code = main(["bench", service.url, *options, "--body", '{"language": "en", "temperature": 0}'])

@@ -20,8 +20,8 @@ async def usage(
     end: date | None = None,
     format: Annotated[Literal["json", "csv"], Query()] = "json",
 ) -> Response:
-    """Return the usage from the day `start` to `end` (UTC, both included). A key sees its own usage, a key with
-    `usage=yes` that of all keys."""
+    """Return the usage from the day `start` to `end` (UTC, both included). A key sees its own usage; a key with
+    `usage=yes` sees the usage of all keys."""
     key = request.state.key
     own = None if key is None or key.usage else key.shown
     rows = service_of(request).usage.rows(start, end, own)

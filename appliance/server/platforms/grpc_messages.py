@@ -2,7 +2,7 @@
 
 The classes are built from this table, so that no generated code depends on a version of protobuf. The definitions are
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/open_inference_grpc.proto and
-https://github.com/grpc/grpc/blob/master/doc/health-checking.md.
+https://grpc.io/docs/guides/health-checking.
 """
 
 from typing import Any

@@ -35,7 +35,7 @@ class Folders:
     """Folders whose sub-folders may be loaded as adapters; symbolic links are resolved."""
 
     allowed: tuple[Path, ...]
-    unpack_folder: Path | None = None  # for archives; None: they are refused
+    unpack_folder: Path | None = None  # for archives, which are refused without it
 
     @classmethod
     def of(cls, folders: Sequence[str], run: str = "") -> "Folders":

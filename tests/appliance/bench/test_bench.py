@@ -294,7 +294,6 @@ def clips(folder: Path, *seconds: float) -> Path:
 
 @pytest.mark.parametrize(("bounds", "seconds"), [("1..40", [1, 10, 40]), ("1..39.9", [1, 10]), ("1.1..10", [10])])
 def test_recordings_within_the_range_are_transcribed_and_rtfx_is_their_rate(server, tmp_path, bounds, seconds):
-    """BEN-02"""
     folder = clips(tmp_path / "clips", 1, 10, 40)
     result = bench(server, tmp_path, "--dataset", f"audio:{folder}", "--audio-range", bounds)
     numbers = result["endpoints"][0]["summary"]

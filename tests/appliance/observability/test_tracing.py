@@ -257,7 +257,7 @@ def test_log_lines_have_the_ids_of_the_span(start_gateway, engine, collector, tr
 
 
 def test_log_records_are_exported_with_their_trace(start_gateway, engine, collector, traces, eventually):
-    """Not those of the exporter, whose export would never end"""
+    """Records of the exporter are not exported."""
     logging.getLogger().setLevel(logging.INFO)
     logs = collector.url.replace("/v1/traces", "/v1/logs")
     gateway = start_gateway(engine, traces=replace(traces, logs_url=logs))

@@ -1,4 +1,4 @@
-"""Costs of steps in the engine's configuration (OBS-04)."""
+"""Costs of steps in the engine's configuration."""
 
 from pathlib import Path
 
