@@ -189,7 +189,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._table.remove(self._connection)
 
         scope = {**self.scope, "raw_path": WEBSOCKET.encode()}
-        socket = WebSocketProtocol(self.app, scope, self._gateway, lost)  # type: ignore[arg-type]
+        socket = WebSocketProtocol(self.app, scope, self._gateway, lost)
         self.connections.add(socket)  # type: ignore[arg-type]
         self.transport.set_protocol(socket)
         socket.begin(self.transport)
