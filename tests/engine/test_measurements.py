@@ -49,7 +49,7 @@ def number(metrics: list[MetricValue], name: str, **labels: str) -> float:
 
 
 def test_operations_and_bytes_equal_a_count_by_hand(llm: LLM) -> None:
-    """OBS-04: a prompt of 7 tokens in one step, then 4 steps with one token each"""
+    """A prompt of 7 tokens in one step, then 4 steps with one token each"""
     before = llm.get_metrics()
     llm.generate([[2, 3, 5, 7, 11, 13, 17]], GREEDY)
     after = llm.get_metrics()
@@ -91,7 +91,7 @@ def test_metrics_count_a_run(llm: LLM) -> None:
 
 
 def test_a_profile_has_each_step_and_the_operations_within_it(llm: LLM, folder: Path) -> None:
-    """OBS-06"""
+    """Both files have the same steps"""
     llm.start_profile()
     with pytest.raises(ConfigError, match="already running"):
         llm.start_profile()
