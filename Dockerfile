@@ -55,7 +55,8 @@ RUN mkdir -p /opt/slipway/compiled /build && cp -r /source/benchmarks /build/ &&
 FROM ${BASE}
 LABEL org.opencontainers.image.title="Slipway" \
       org.opencontainers.image.description="A declarative LLM serving appliance: a YAML manifest in, a streaming LLM service out" \
-      com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
+      com.amazonaws.sagemaker.capabilities.bidirectional-streaming=true
 COPY --from=build /opt/slipway/venv /opt/slipway/venv
 COPY --from=build /opt/slipway/compiled /opt/slipway/compiled
 COPY manifests /opt/slipway/manifests

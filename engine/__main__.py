@@ -40,6 +40,7 @@ from engine.binding import bind
 from engine.core.golden import SelfTestRunner
 from engine.core.grammars import Compiler
 from engine.core.loop import Loop, Worker, build_loop, build_self_test
+from engine.core.profiler import OperationTrace
 from engine.imports import collector_off, leave_out_unused
 from engine.models.changes import WeightFiles
 from engine.worker.ranks import RankLost, Ranks
@@ -111,7 +112,8 @@ class Engine:
             open_compiler = partial(_open_compiler, self._config, worker)
             self_test = build_self_test(self._config, worker)
             result = self._test(self_test, worker)
-            loop = build_loop(self._config, worker, self._send, open_compiler, self._heartbeat.write, self_test)
+            trace = _trace(self._config, worker)
+            loop = build_loop(self._config, worker, self._send, open_compiler, self._heartbeat.write, self_test, trace)
             ready = _ready_message(self._config, worker, memory, result)
             if memory:
                 print(f"slipway engine: {memory_line(self._config, memory)}", file=sys.stderr, flush=True)
@@ -354,6 +356,15 @@ def _check_pool(config: EngineConfig, worker: Worker) -> None:
             f"max_context={config.model.max_context} tokens needs {needed} ({needed * layout.block_bytes} bytes); "
             f"raise hardware.kv_cache_memory, or lower model.max_context to {fits}"
         )
+
+
+def _trace(config: EngineConfig, worker: Worker) -> OperationTrace | None:
+    """Return the trace of the worker's operations, or None without a profiler."""
+    if not config.observability.profiler_folder:
+        return None
+    from engine.worker.profiler import TorchTrace  # needs torch.profiler, which takes 0.1 s
+
+    return TorchTrace(worker.call)
 
 
 def _open_compiler(config: EngineConfig, worker: Worker, compiled: Callable[[float], None]) -> Compiler:

@@ -33,6 +33,7 @@ OTHER_NAMES = {
     "speculation.tokens": "draft_tokens",
     "speculation.adaptive": "adaptive_drafts",
     "lifecycle.heartbeat": "pulse",
+    "observability.profiler_folder": "profiler",
 }
 """Field of EngineConfig -> argument of `LLM`, unless that is the last part of the field's path."""
 
@@ -55,6 +56,7 @@ SECTIONS = (
     "memory",
     "speculation",
     "lifecycle",
+    "observability",
 )  # all others are in `engine`
 
 

@@ -6,11 +6,12 @@ Requests take the same path as with a gateway, without the socket.
 import itertools
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from engine.api.media import MediaItem
 from engine.api.messages import (
     Abort,
     AdapterChanged,
+    Control,
     Delta,
     Failed,
     Finish,
@@ -32,6 +34,8 @@ from engine.api.messages import (
     Output,
     Pooled,
     Pooling,
+    Profile,
+    Profiled,
     Sampling,
     Stats,
     Submit,
@@ -54,11 +58,15 @@ from engine.api.ranges import (
     effective_top_k,
 )
 from engine.arguments import ARGUMENTS, engine_config, python_names
+from engine.beam_search import Beam, BeamParams, beam_search, with_text
 from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
 from engine.kv.layout import SCALE_BYTES, Layout, cpu_kv_dtype, layout, with_draft
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.media.spectrogram import Samples, spectrogram_item
+from engine.metrics.reader import ENGINE, MetricValue, new_store, read
+from engine.metrics.sequence import SequenceMetrics
+from engine.metrics.store import MetricStore
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.draft import with_drafts
 from engine.models.media import bidirectional_tokens
@@ -68,6 +76,7 @@ from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.files import has_tokenizer
 from engine.worker.build import DTYPES, build_worker
+from engine.worker.profiler import TorchTrace
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, tiling
 from kernels.jit import installed
@@ -179,7 +188,7 @@ class Generation:
 class _Reply:
     """Builds the Generation of one request from its deltas."""
 
-    def __init__(self, submit: Submit, params: Params, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, submit: Submit, params: Params, tokenizer: Tokenizer | None, store: MetricStore) -> None:
         prompt_ids = submit.prompt
         self.generation = Generation(prompt_ids)
         self._decoder = tokenizer and IncrementalDecoder(
@@ -189,6 +198,7 @@ class _Reply:
         self._ends = {*submit.stop_token_ids, *(() if submit.ignore_eos else submit.eos_token_ids)}
         self.stopped = False
         self.pooled: Pooled | None = None
+        self._submit, self._metrics, self._is_started = submit, SequenceMetrics(store, time.monotonic()), False
 
     def take(self, delta: Delta) -> bool:
         """Add a delta. Return True if it completed a stop string while the engine is still generating."""
@@ -197,6 +207,7 @@ class _Reply:
         self.pooled = delta.pooled or self.pooled
         if self.stopped:
             return False
+        self._count(delta)
         if delta.prompt_logprobs is not None:
             made.prompt_logprobs = delta.prompt_logprobs
         for index, token in enumerate(delta.ids):
@@ -210,11 +221,33 @@ class _Reply:
             made.text += found.text
             if found.stop is not None:
                 made.finish, made.stop_reason, self.stopped = "stop", found.stop, True
+                self._count_end("stop")
                 return delta.finish is None
         if delta.finish is not None:
+            self._count_end(delta.finish)
             made.text += self._stops.flush()
             made.finish, made.stop_reason = delta.finish, delta.stop_reason
         return False
+
+    def _count(self, delta: Delta) -> None:
+        """Count a delta, as the gateway does."""
+        if not self._is_started and (delta.ids or delta.pooled is not None or delta.prompt_logprobs is not None):
+            self._is_started = True
+            cached = self.generation.timing.cached_tokens if self.generation.timing else 0
+            self._metrics.prompt(len(self._submit.prompt), cached)
+        if delta.ids:
+            self._metrics.gain(len(delta.ids), time.monotonic(), is_first=not self.generation.ids)
+        if delta.pooled is not None:
+            self._metrics.pooled(time.monotonic())
+
+    def _count_end(self, finish: Finish) -> None:
+        submit, made = self._submit, self.generation
+        self._metrics.end(finish, len(made.ids), submit.max_tokens, adapter=submit.adapter, timing=made.timing)
+
+    @property
+    def step_tokens(self) -> int:
+        """Prompt tokens that no step has counted yet."""
+        return 0 if self._is_started else len(self._submit.prompt)
 
 
 class LLM:
@@ -243,12 +276,36 @@ class LLM:
             self._worker,
             self._messages.put,
             lambda compiled: compiler_for(self.config.model.path, self.vocab, compiled),
+            trace=TorchTrace(self._worker.call) if self.config.observability.profiler_folder else None,
         )
+        observed = self.config.observability
+        self._metrics = new_store(
+            self.config.model.max_context,
+            speculates=self.config.speculation.enabled,
+            costs=observed.step_costs is not None,
+        )
+        self._metrics.set("engine_up", 1, ENGINE)
         self._numbers = itertools.count()
         self._busy = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
         self.stats = Stats()
+
+    def get_metrics(self) -> list[MetricValue]:
+        """Return all metrics since the start, with the names and values of `/metrics` of a service."""
+        with self._busy:
+            self._read_stats()
+        return self.read_metrics()
+
+    def read_metrics(self) -> list[MetricValue]:
+        """Return all metrics, as of the last report of the scheduler."""
+        return read(self._metrics, Path(self.config.model.path).name)
+
+    def _read_stats(self) -> None:
+        """Wait for the current counters of the scheduler."""
+        self._loop.post([Control("stats")])
+        while not any(isinstance(message, Stats) for message in self._received()):
+            pass
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: Params | Sampling | Sequence[Params | Sampling] | None = None
@@ -296,6 +353,24 @@ class LLM:
             self._collect(replies)
         return [_array(reply) for reply in replies.values()]
 
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamParams) -> list[list[Beam]]:
+        """Return the best continuations of each prompt, the best first. The text of a beam has no end token."""
+        ids = [self._submit(prompt, Params())[0].prompt for prompt in _each_prompt(prompts)]
+        ends = frozenset(self._eos)
+
+        def extend(prompts: Sequence[tuple[int, ...]], count: int) -> list[Logprob]:
+            params = Params(temperature=0.0, max_tokens=1, logprobs=min(count, self.vocab), ignore_eos=True)
+            return [reply.logprobs[0] for reply in self.generate(list(prompts), params)]
+
+        found = beam_search(ids, params, ends, extend)
+        if self.tokenizer is None:
+            return found
+        decode = self.tokenizer.decode
+        return [
+            [with_text(beam, decode(list(beam.ids[:-1] if beam.finished else beam.ids))) for beam in beams]
+            for beams in found
+        ]
+
     def load_adapter(self, name: str, folder: str | Path, *, replace: bool = False) -> None:
         """Load a LoRA adapter. It needs slots: `LLM(path, max_active=2)`. `replace`: read the files of a loaded adapter
         again. Raises ConfigError for an adapter that cannot be loaded."""
@@ -316,6 +391,25 @@ class LLM:
                                 raise ConfigError(one.error)
                         return
 
+    def start_profile(self) -> None:
+        """Record operations and steps until `stop_profile`. Needs `LLM(path, profiler=FOLDER)`."""
+        self._profile("start")
+
+    def stop_profile(self) -> tuple[Path, ...]:
+        """Write the files of the profile and return their paths."""
+        return tuple(map(Path, self._profile("stop").files))
+
+    def _profile(self, verb: Literal["start", "stop"]) -> Profiled:
+        with self._busy:
+            self._loop.post([Profile(verb)])
+            while True:
+                for one in self._received():
+                    if isinstance(one, Profiled):
+                        if one.error:
+                            with python_names():
+                                raise ConfigError(one.error)
+                        return one
+
     def close(self) -> None:
         self._loop.stop()
         self._thread.join()
@@ -334,7 +428,7 @@ class LLM:
         except Exception as error:
             self._messages.put(error)
 
-    def _submit(self, prompt: Prompt, params: Params) -> tuple[Submit, _Reply]:
+    def _submit(self, prompt: Prompt, params: Params, id: str | None = None) -> tuple[Submit, _Reply]:
         media: tuple[MediaItem, ...] = ()
         if isinstance(prompt, MediaPrompt):
             prompt, media = prompt.ids, prompt.media
@@ -350,7 +444,7 @@ class LLM:
             prompt = (0,) * (prompt.spectrogram.shape[1] // 2)
         ids = tuple(prompt)
         submit = Submit(
-            str(next(self._numbers)),
+            str(next(self._numbers)) if id is None else id,
             (*ids, *begins),
             params.sampling(),
             params.max_tokens,
@@ -363,7 +457,7 @@ class LLM:
             adapter=params.adapter,
             media=media,
         )
-        return submit, _Reply(submit, params, self.tokenizer)
+        return submit, _Reply(submit, params, self.tokenizer, self._metrics)
 
     def _collect(self, replies: dict[str, _Reply]) -> None:
         """Wait until every request has ended. If one is refused, all end."""
@@ -373,8 +467,6 @@ class LLM:
                 got = self._received()
                 failed = {message.id: message for message in got if isinstance(message, Failed)}
                 for message in got:
-                    if isinstance(message, Stats):
-                        self.stats = message
                     if isinstance(message, Output):
                         open_ids -= self._take(message, replies, failed)
                 for refused in open_ids & failed.keys():
@@ -389,21 +481,29 @@ class LLM:
         if isinstance(got, Exception):
             self._messages.put(got)  # for the next call
             raise EngineGone(f"the engine is not running: {type(got).__name__}: {got}") from got
+        for message in got:
+            if isinstance(message, Stats):
+                self.stats = message
+                self._metrics.stats(0, message)
         return got
 
     def _take(self, output: Output, replies: dict[str, _Reply], failed: Mapping[str | None, Failed]) -> set[str]:
         """Distribute deltas. Return the ids of requests that ended. Deltas of aborted earlier requests are ignored."""
-        ended = set()
+        ended, tokens = set(), 0
         for delta in output.deltas:
             reply = replies.get(delta.id)
             if reply is None:
                 continue
+            if delta.ids:
+                tokens += reply.step_tokens + len(delta.ids)
             if reply.take(delta):
                 self._loop.post([Abort((delta.id,))])
             if delta.finish is not None:
                 ended.add(delta.id)
             if delta.finish == "error" and delta.id in failed:
                 reply.generation.error = failed[delta.id].message
+        if tokens:
+            self._metrics.observe("iteration_tokens", tokens, ENGINE)
         return ended
 
 
@@ -432,6 +532,11 @@ def _each_params(params: Params | Sampling | Sequence[Params | Sampling] | None,
             f"{len(params)} params for {count} prompts; pass one for all prompts, or one per prompt", "params"
         )
     return [_params(one) for one in params]
+
+
+def as_params(given: Params | Sampling | None) -> Params:
+    """Return parameters as `Params`, with the defaults for None."""
+    return Params() if given is None else _params(given)
 
 
 def _params(given: Params | Sampling) -> Params:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("appliance", "engine", "kernels")
+PACKAGES = ("appliance", "engine", "kernels", "slipway")
 OURS = (*PACKAGES, "benchmarks", "tests", "tools")
 
 # Every package, lowest first, with what else of the project its modules may import. A package may import itself. The
@@ -36,6 +36,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels.recurrent": ("kernels.activation", "kernels.attention", "kernels.cpu", "kernels.jit", "kernels.op"),
     "engine": ("kernels",),
     "engine.api": (),
+    "engine.metrics": ("engine.api",),
     "engine.gguf": ("engine.api.errors", "engine.api.files"),
     "engine.text": ("engine.gguf", "engine.api.errors", "engine.api.files"),
     "engine.media": ("engine.api.errors", "engine.api.files", "engine.api.media"),
@@ -76,7 +77,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("engine.api.errors", "engine.api.files", "engine.api.media", "engine.media"),
     ),
     "appliance.security": ("appliance.config", "engine.api"),
-    "appliance.observability": ("appliance.config", "appliance.security", "engine.api"),
+    "appliance.observability": ("appliance.config", "appliance.security", "engine.api", "engine.metrics"),
     "appliance.checkpoints": ("appliance.config", "appliance.runtime", "engine.api", "engine.models"),
     "appliance.constraints": (
         *("appliance.config", "appliance.hardware"),
@@ -98,7 +99,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.evaluation": ("appliance.bench", "appliance.config.sections"),
     "appliance.deployment": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints", "appliance.hardware"),
-        *("appliance.observability.alerts", "appliance.observability.families", "appliance.observability.rules"),
+        *("appliance.observability.alerts", "engine.metrics.families", "appliance.observability.rules"),
     ),
     "appliance.lockfile": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints"),
@@ -107,6 +108,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.supervisor": (
         *("appliance.planning", "appliance.lockfile", "appliance.checkpoints", "appliance.hardware"),
         *("appliance.config", "appliance.runtime", "engine.api"),
+    ),
+    "slipway": (
+        *("appliance.config", "appliance.planning", "appliance.server.chat", "appliance.server.pooling"),
+        *("appliance.server.schema", "engine"),
     ),
     "appliance.server": (
         *("appliance.config", "appliance.security", "appliance.runtime", "appliance.observability"),
@@ -118,7 +123,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.server.reply_store": ("appliance.config", "appliance.observability", "engine.api"),
     "appliance.server.routing": (
         *("appliance.server.errors", "appliance.config", "appliance.runtime", "appliance.observability"),
-        "engine.api",
+        *("engine.api", "engine.metrics.sequence", "appliance.checkpoints.unpack", "appliance.checkpoints.remote"),
     ),
     "appliance.server.chat": (
         *("appliance.server.schema", "appliance.config", "appliance.chat_templates", "appliance.output_formats"),
@@ -166,6 +171,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.admin", "appliance.server.openai", "appliance.server.anthropic"),
         *("appliance.server.pooling", "appliance.server.cohere", "appliance.observability", "engine.api"),
+        "appliance.config",
     ),
     "appliance.chaos": (
         *("appliance.supervisor", "appliance.server.reply_store", "appliance.config", "appliance.security"),

@@ -84,13 +84,16 @@ async def bench(options: Options, report: Progress) -> Result:
 
 async def _endpoint(options: Options, place: int, client: httpx.AsyncClient) -> Endpoint:
     model = options.models[place] if options.models else await first_model(client)
-    return Endpoint(options.urls[place], model, options.api, dict(options.extra))
+    api = "transcriptions" if options.dataset.partition(":")[0] == "audio" else options.api
+    return Endpoint(options.urls[place], model, api, dict(options.extra))
 
 
 def _workload(options: Options, number: int) -> list[Session]:
     """Return the workload of a round. Each has its own seed, so generated prompts differ between rounds;
     a file has the same requests in every round if `sessions` covers it."""
     sessions = make_workload(options.dataset, replace(options.workload, seed=options.workload.seed + number))
+    if any(turn.audio is not None for session in sessions for turn in session.turns):
+        return sessions
     if options.api == "completions" and any(_needs_chat(session) for session in sessions):
         raise WorkloadError(f"--dataset {options.dataset}: its conversations need --api chat")
     return sessions
@@ -104,7 +107,8 @@ def _needs_chat(session: Session) -> bool:
 async def _warm_up(client: httpx.AsyncClient, endpoint: Endpoint, options: Options, number: int) -> None:
     if options.warmup:
         seed = -1 - number  # no prompt of a round
-        sessions = make_workload("random", replace(options.workload, sessions=options.warmup, seed=seed))
+        dataset = "audio" if endpoint.api == "transcriptions" else "random"
+        sessions = make_workload(dataset, replace(options.workload, sessions=options.warmup, seed=seed))
         await run_round(client, endpoint, Round(number, sessions, seed), Loop(options.warmup), lambda _: None)
 
 
@@ -151,6 +155,8 @@ def _settings(options: Options) -> dict[str, Any]:
     settings = asdict(options)
     for name in ("urls", "models", "api_key"):
         del settings[name]
+    if settings["workload"]["audio_range_s"][1] == float("inf"):
+        settings["workload"]["audio_range_s"] = [options.workload.audio_range_s[0], None]
     if options.loop.arrivals is not None and options.loop.arrivals.burstiness == float("inf"):
         settings["loop"]["arrivals"]["burstiness"] = "inf"  # JSON has no infinity
     return settings

@@ -11,7 +11,11 @@ import httpx
 from appliance.bench.workload import Message, Turn
 
 _TEXT_KEYS = ("content", "reasoning", "reasoning_content", "tool_calls")
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "transcriptions": "/v1/audio/transcriptions",
+}
 
 
 @dataclass
@@ -34,6 +38,8 @@ class Outcome:
     finish: str = ""
     error: str = ""
     """Empty for a complete reply."""
+    audio_s: float = 0.0
+    """Duration of the recording, of a complete reply to one."""
     text: str = field(default="", repr=False)
     """Text of the reply, for the next turn of the session."""
 
@@ -45,7 +51,7 @@ class Endpoint:
     url: str
     model: str
     api: str
-    """`chat` or `completions`."""
+    """A key of PATHS."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields that are added to each body."""
 
@@ -73,9 +79,11 @@ async def send(
     """Send one request and read its stream to the end. Errors of server and network are in the outcome."""
     start_s = time.perf_counter()
     try:
-        async with client.stream("POST", PATHS[endpoint.api], json=body(endpoint, messages, turn)) as reply:
+        async with client.stream("POST", PATHS[endpoint.api], **_content(endpoint, messages, turn)) as reply:
             if reply.status_code == 200:
-                await _read(reply, outcome, start_s)
+                await (_read if turn.audio is None else _read_transcript)(reply, outcome, start_s)
+                if turn.audio is not None and not outcome.error:
+                    outcome.audio_s = turn.audio.seconds
             else:
                 await reply.aread()
                 outcome.error = f"HTTP {reply.status_code}: {reply.text[:200]}"
@@ -84,6 +92,46 @@ async def send(
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         outcome.error = f"not an OpenAI stream: {type(error).__name__}: {error}"
     return outcome
+
+
+def _content(endpoint: Endpoint, messages: Sequence[Message], turn: Turn) -> dict[str, Any]:
+    """Return the content of a request: JSON, or a form with a recording."""
+    if turn.audio is None:
+        return {"json": body(endpoint, messages, turn)}
+    fields = {"model": endpoint.model, "stream": "true", "response_format": "json", **endpoint.extra}
+    return {
+        "data": {name: str(value) for name, value in fields.items()},
+        "files": {"file": (turn.audio.name, turn.audio.data, "audio/wav")},
+    }
+
+
+async def _read_transcript(reply: httpx.Response, outcome: Outcome, start_s: float) -> None:
+    """Read the events of a transcription, or the complete text of a server that does not stream."""
+    if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+        value = json.loads(await reply.aread())
+        _time_token(outcome, time.perf_counter() - start_s)
+        outcome.text, outcome.finish = value["text"], "stop"
+        _count_transcript(value.get("usage"), outcome)
+        return
+    async for line in reply.aiter_lines():
+        record = json.loads(line.removeprefix("data:")) if line.startswith("data: {") else {}
+        if "error" in record:
+            outcome.error = f"mid-stream: {record['error'].get('message', record['error'])}"
+            return
+        if record.get("type") == "transcript.text.delta":
+            outcome.output_tokens += 1
+            _time_token(outcome, time.perf_counter() - start_s)
+        if record.get("type") == "transcript.text.done":
+            outcome.text, outcome.finish = record["text"], "stop"
+            outcome.last_s = time.perf_counter() - start_s
+            _count_transcript(record.get("usage"), outcome)
+    if not outcome.finish:
+        outcome.error = "the stream ended before its transcript was complete"
+
+
+def _count_transcript(usage: dict[str, Any] | None, outcome: Outcome) -> None:
+    if usage and usage.get("type") == "tokens":
+        outcome.prompt_tokens, outcome.output_tokens = usage["input_tokens"], usage["output_tokens"]
 
 
 async def _read(reply: httpx.Response, outcome: Outcome, start_s: float) -> None:

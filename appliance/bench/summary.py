@@ -69,6 +69,9 @@ def summarize(measured: Measured, objectives: Mapping[str, float]) -> dict[str, 
         "requests_per_second": round(len(good) / seconds, 3),
         "output_tokens_per_second": round(output / seconds, 3),
     }
+    if audio_s := sum(outcome.audio_s for outcome in good):
+        numbers["audio_seconds"] = round(audio_s, 3)
+        numbers["rtfx"] = round(audio_s / seconds, 3)
     if objectives:
         within = [outcome for outcome in good if meets(outcome, objectives)]
         numbers["goodput_requests_per_second"] = round(len(within) / seconds, 3)

@@ -5,14 +5,18 @@ a long tail, replies with a median of about 180. Prompts consist of invented wor
 noise, and they differ from their first words on, so a prefix cache has no effect unless the workload shares prefixes.
 """
 
+import base64
 import hashlib
 import json
 import math
 import random
+import wave
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from appliance.bench.media import Audio, noise, png, read_wav
 
 _CONSONANTS, _VOWELS = "bcdfghklmnprstvz", "aeiou"
 TOKENS_PER_WORD = 2.0
@@ -50,6 +54,8 @@ class Turn:
     seed: int
     pause_s: float = 0.0
     """Interval between the previous reply and this request."""
+    audio: Audio | None = None
+    """Recording to transcribe, in place of messages."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +83,18 @@ class WorkloadOptions:
     pause_s: float = 0.0
     """Interval between a reply and the next turn."""
     tokens_per_word: float = TOKENS_PER_WORD
+    images: int = 1
+    """Images of a request of the workload `images`."""
+    image_size: tuple[int, int] = (448, 448)
+    """Width and height in pixels."""
+    audio_s: Lengths = field(default=Lengths(8.0, 0.8, 30))
+    """Durations of generated recordings, in seconds."""
+    audio_range_s: tuple[float, float] = (0.0, math.inf)
+    """Durations of recordings of a folder that are used."""
 
 
 def make_workload(dataset: str, options: WorkloadOptions) -> list[Session]:
-    """Return the sessions of `random`, `prefix`, `conversations`, `sharegpt:FILE` or `jsonl:FILE`. Raises
-    WorkloadError."""
+    """Return the sessions of a dataset, such as `random` or `sharegpt:FILE`. Raises WorkloadError."""
     name, _, file = dataset.partition(":")
     if name in _GENERATED and not file:
         return [_GENERATED[name](options, index) for index in range(options.sessions)]
@@ -93,7 +106,14 @@ def make_workload(dataset: str, options: WorkloadOptions) -> list[Session]:
 
 def digest(sessions: Sequence[Session]) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of all turns: equal workloads have equal digests."""
-    values = [[(turn.messages, turn.max_tokens, turn.seed, turn.pause_s) for turn in each.turns] for each in sessions]
+    values = [
+        [
+            (turn.messages, turn.max_tokens, turn.seed, turn.pause_s)
+            + (() if turn.audio is None else (hashlib.sha256(turn.audio.data).hexdigest(),))
+            for turn in each.turns
+        ]
+        for each in sessions
+    ]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -139,6 +159,41 @@ def _conversation(options: WorkloadOptions, index: int) -> Session:
         pause_s = options.pause_s if number else 0.0
         turns.append(Turn(messages, options.output.draw(generator), generator.getrandbits(31), pause_s))
     return Session(index, tuple(turns))
+
+
+def _images(options: WorkloadOptions, index: int) -> Session:
+    """Build a request with a text and images that no other request has."""
+    generator = _generator(options, "images", index)
+    (turn,) = _random(options, index).turns
+    parts: list[dict[str, Any]] = [{"type": "text", "text": turn.messages[0]["content"]}]
+    for _ in range(options.images):
+        data = base64.b64encode(png(generator, *options.image_size)).decode()
+        parts.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}})
+    return Session(index, (Turn(({"role": "user", "content": parts},), turn.max_tokens, turn.seed),))
+
+
+def _audio(options: WorkloadOptions, index: int) -> Session:
+    generator = _generator(options, "audio", index)
+    recording = noise(generator, options.audio_s.draw(generator), f"noise-{index}")
+    return Session(index, (Turn((), options.output.draw(generator), index, audio=recording),))
+
+
+def _recordings(folder: Path, options: WorkloadOptions) -> list[tuple[Turn, ...]]:
+    """Read the WAV files of a folder whose duration is within `audio_range_s`."""
+    low, high = options.audio_range_s
+    if not folder.is_dir():
+        raise WorkloadError(f"{folder}: not a folder with WAV files")
+    found = list[tuple[Turn, ...]]()
+    for number, file in enumerate(sorted(folder.glob("*.wav"))):
+        try:
+            recording = read_wav(file)
+        except (OSError, EOFError, wave.Error) as error:
+            raise WorkloadError(f"{file}: {error}") from error
+        if low <= recording.seconds <= high:
+            found.append((Turn((), options.output.limit, number, audio=recording),))
+    if not found:
+        raise WorkloadError(f"{folder}: no WAV file of {low:g} to {high:g} s")
+    return found
 
 
 def _chosen(sessions: list[tuple[Turn, ...]], options: WorkloadOptions, file: str) -> list[Session]:
@@ -205,10 +260,13 @@ _GENERATED: dict[str, Callable[[WorkloadOptions, int], Session]] = {
     "random": _random,
     "prefix": _prefix,
     "conversations": _conversation,
+    "images": _images,
+    "audio": _audio,
 }
 _READ: dict[str, Callable[[Path, WorkloadOptions], list[tuple[Turn, ...]]]] = {
     "sharegpt": _share_gpt,
     "jsonl": _json_lines,
+    "audio": _recordings,
 }
 
 

@@ -17,17 +17,20 @@ BLOCK = 1 << 20
 MAX_LINK_CHAIN = 8
 
 
-def unpack(archive: Path, folder: Path, max_size: int, min_free: int = 0) -> Path:
+def unpack(
+    archive: Path, folder: Path, max_size: int, min_free: int = 0, *, limit: str = "model.source.http.max_size"
+) -> Path:
     """Unpack into `folder`, which must not exist, and return the folder with the checkpoint: `folder` or the only
     folder in it.
 
     max_size: maximum total size of the files in bytes.
     min_free: bytes that stay free on the disk.
+    limit: name of the limit `max_size` in messages.
 
     Raise SourceError if the archive is damaged or a member is not allowed; OSError if the disk fails.
     """
     try:
-        return _unpack(archive, folder, max_size, min_free)
+        return _unpack(archive, folder, max_size, min_free, limit)
     except ArchiveError as error:
         raise SourceError(f"{archive.name}: {error}") from error
     except FileExistsError as error:
@@ -42,13 +45,13 @@ def unpack(archive: Path, folder: Path, max_size: int, min_free: int = 0) -> Pat
         raise
 
 
-def _unpack(archive: Path, folder: Path, max_size: int, min_free: int) -> Path:
+def _unpack(archive: Path, folder: Path, max_size: int, min_free: int, limit: str) -> Path:
     folder.mkdir(parents=True)
     links: dict[Path, str] = {}
     left = max_size
     for member in read_members(archive):
         if member.size > left:
-            raise ArchiveError(f"unpacks to more than {format_bytes(max_size)} (model.source.http.max_size)")
+            raise ArchiveError(f"unpacks to more than {format_bytes(max_size)} ({limit})")
         if shutil.disk_usage(folder).free - member.size < min_free:
             raise ArchiveError(
                 f"needs {format_bytes(member.size)} for {member.path.name}, which would leave less than "

@@ -77,7 +77,7 @@ def word(command: argparse.ArgumentParser) -> None:
 def key_words(command: argparse.ArgumentParser) -> None:
     text = (
         "owner and limits of the key: name=alice requests_per_minute=60 tokens_per_minute=100000 share=2 priority=yes "
-        "adapters=yes"
+        "adapters=yes usage=yes"
     )
     command.add_argument("words", metavar="NAME=VALUE", nargs="*", help=text)
 
@@ -139,6 +139,13 @@ def url(command: argparse.ArgumentParser) -> None:
 def request(command: argparse.ArgumentParser) -> None:
     command.add_argument("request", metavar="ID", help="ID of the reply (chatcmpl-…) or X-Request-Id")
     command.add_argument("--url", default=DEFAULT_URL, help=f"URL of the service; default {DEFAULT_URL}")
+
+
+def usage(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--url", default=DEFAULT_URL, help=f"URL of the service; default {DEFAULT_URL}")
+    command.add_argument("--start", metavar="DATE", default=None, help="first day (UTC), such as 2026-11-01")
+    command.add_argument("--end", metavar="DATE", default=None, help="last day (UTC)")
+    command.add_argument("--format", choices=("text", "csv", "json"), default="text", help="form of the output")
 
 
 def recording(command: argparse.ArgumentParser) -> None:
@@ -213,7 +220,10 @@ def bench(command: argparse.ArgumentParser) -> None:
 
 
 def _bench_workload(group: argparse._ArgumentGroup) -> None:
-    text = "random, prefix (shared prefixes), conversations (several turns), sharegpt:FILE or jsonl:FILE (random)"
+    text = (
+        "random, prefix (shared prefixes), conversations (several turns), images, audio (noise), audio:FOLDER (WAV "
+        "files), sharegpt:FILE or jsonl:FILE (random)"
+    )
     group.add_argument("--dataset", metavar="NAME", default="random", help=text)
     text = "number of requests, or of conversations (100)"
     group.add_argument("-n", "--requests", metavar="N", type=int, default=100, help=text)
@@ -230,6 +240,13 @@ def _bench_workload(group: argparse._ArgumentGroup) -> None:
     text = "length of a shared prefix, or of the system message of conversations (512)"
     group.add_argument("--prefix-tokens", metavar="N", type=int, default=512, help=text)
     group.add_argument("--turns", metavar="N", type=int, default=4, help="turns of a conversation (4)")
+    group.add_argument("--images", metavar="N", type=int, default=1, help="images of a request of `images` (1)")
+    text = "width and height of an image in pixels (448x448)"
+    group.add_argument("--image-size", metavar="WxH", default="448x448", help=text)
+    text = "median duration of generated recordings in seconds (8); the longest has 30 s"
+    group.add_argument("--audio-seconds", metavar="S", type=float, default=8.0, help=text)
+    text = "shortest and longest recording of a folder that is used, in seconds, such as 1..30"
+    group.add_argument("--audio-range", metavar="A..B", default=None, help=text)
     text = "seconds between a reply and the next turn (0)"
     group.add_argument("--pause", metavar="S", type=float, default=0.0, help=text)
 

@@ -22,6 +22,8 @@ from appliance.config.version import __version__
 from appliance.hardware.machine import read_machine
 
 FAILED, WRONG = 1, 2
+MAX_SIDE = 8192  # pixels
+AUDIO_SPREAD, MAX_AUDIO_S = 0.8, 30
 _SEED_BITS = 31
 
 
@@ -58,7 +60,7 @@ def read_options(options: argparse.Namespace, default_url: str, api_key: str | N
     if len(options.model) not in (0, len(urls)):
         raise ValueError(f"--model: {len(options.model)} names for {len(urls)} URLs; give one for each URL or none")
     _positive(options, "requests", "concurrency", "input_tokens", "output_tokens", "limit_tokens", "rounds", "timeout")
-    _positive(options, "prefixes", "turns", "burstiness", "max_concurrency")
+    _positive(options, "prefixes", "turns", "burstiness", "max_concurrency", "images", "audio_seconds")
     for name in ("input_spread", "output_spread", "warmup", "pause", "prefix_tokens", "seed"):
         if (getattr(options, name) or 0) < 0:
             raise ValueError(f"--{name.replace('_', '-')}: use 0 or more")
@@ -94,7 +96,31 @@ def _workload(options: argparse.Namespace) -> WorkloadOptions:
         prefix_tokens=options.prefix_tokens,
         turns=options.turns,
         pause_s=options.pause,
+        images=options.images,
+        image_size=_image_size(options.image_size),
+        audio_s=Lengths(options.audio_seconds, AUDIO_SPREAD, MAX_AUDIO_S),
+        audio_range_s=_audio_range(options.audio_range),
     )
+
+
+def _image_size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and 0 < int(width) <= MAX_SIDE and 0 < int(height) <= MAX_SIDE):
+        raise ValueError(f"--image-size {text}: use width and height in pixels, such as 448x448, up to {MAX_SIDE}")
+    return int(width), int(height)
+
+
+def _audio_range(text: str | None) -> tuple[float, float]:
+    if text is None:
+        return 0.0, float("inf")
+    first, dots, last = text.partition("..")
+    try:
+        low, high = float(first), float(last)
+    except ValueError:
+        low, high = 1.0, 0.0
+    if not dots or not 0 <= low <= high:
+        raise ValueError(f"--audio-range {text}: use two durations in seconds, such as 1..30")
+    return low, high
 
 
 def _loop(options: argparse.Namespace) -> Loop:

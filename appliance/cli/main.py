@@ -409,6 +409,19 @@ def why(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
+def usage(options: argparse.Namespace) -> int:
+    from appliance.cli.chat import ChatError
+    from appliance.cli.usage import usage as lines
+
+    try:
+        for line in lines(options.url, options.format, start=options.start, end=options.end, api_key=_key(options)):
+            print(line)
+    except ChatError as error:
+        print(f"slipway usage: {error}", file=sys.stderr)
+        return exits.INTERNAL.number
+    return exits.OK.number
+
+
 def _of_engine(module: str, *names: str) -> Callable[[argparse.Namespace], int]:
     """Return a command that runs a module of the engine with the options of these names, without importing the
     engine."""
@@ -559,6 +572,11 @@ COMMANDS: dict[str, Command] = {
         why,
         "Show the timeline of a request of a running service.",
         (arguments.request, arguments.api_key),
+    ),
+    "usage": (
+        usage,
+        "Show sequences and tokens of a running service by day, API key and model.",
+        (arguments.usage, arguments.api_key),
     ),
     "replay": (
         _of_engine("engine.core.replay", "explain"),

@@ -102,6 +102,13 @@ class SpeechModel(msgspec.Struct, frozen=True, kw_only=True):
     suppressed_first: tuple[int, ...] = ()  # nor as the first token of a transcript
 
 
+class HardwareLimits(msgspec.Struct, frozen=True):
+    """Throughput of the hardware of one engine, from the table of devices."""
+
+    flops: int  # floating-point operations per second
+    bandwidth: int  # bytes of memory per second
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of the gateway: the sections of the manifest that it reads, and values that planning computes.
     Durations are in seconds, sizes in bytes. Keys of the sections that only engines read, and paths as they are
@@ -133,6 +140,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trace_headers: SecretRef | None = None  # the secret that `observability.traces.headers` names
     tls: Tls | None = None  # `endpoints.tls` with complete paths; the listener uses TLS if set
     speculation: SpeculationMethod = "off"  # of the engines
+    profiler: bool = False  # `observability.profiler_folder` is set
+    hardware: HardwareLimits | None = None  # set if it is known and `observability.mfu_metrics` is set
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"  # order of requests in the engines
     sampling: SamplingDefaults = SamplingDefaults()
     drain_s: float = 8.0  # resolved `lifecycle.drain`: time for open requests after SIGTERM

@@ -4,8 +4,8 @@ observability/families.py. Import it with its data source as the only input."""
 from collections.abc import Iterator
 from typing import Any
 
-from appliance.observability.families import Family, counters, gauges, histograms
 from appliance.observability.rules import QUANTILES, Objectives, slow_share
+from engine.metrics.families import Family, counters, gauges, histograms
 
 Panel = dict[str, Any]
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}

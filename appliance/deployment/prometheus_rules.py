@@ -3,9 +3,9 @@
 from typing import Any
 
 from appliance.observability.alerts import ALERTS, Thresholds
-from appliance.observability.families import histograms
 from appliance.observability.rules import Objectives, recordings
 from appliance.planning.plan import Plan
+from engine.metrics.families import histograms
 
 RUNBOOK = "docs/alerts.md"
 

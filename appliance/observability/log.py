@@ -19,7 +19,7 @@ from appliance.security.keys import ApiKey
 from engine.api.printable import printable, printable_json
 
 PROGRAM = "gateway"
-_FIELDS = (
+FIELDS = (
     *("request_id", "trace_id", "span_id", "parent_id", "tracestate"),
     *("status", "method", "path", "seconds", "client", "key", "fields"),
     *("model", "prompt_tokens", "completion_tokens", "finish_reason", "ttft_s"),
@@ -54,7 +54,7 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         parts = [_when(record), record.levelname.lower(), _where(record), record.getMessage()]
         parts += [
-            f"{name}={_quoted(getattr(record, name))}" for name in _FIELDS if getattr(record, name, None) is not None
+            f"{name}={_quoted(getattr(record, name))}" for name in FIELDS if getattr(record, name, None) is not None
         ]
         parts += [f"| {frame}" for frame in _frames(record)]
         return printable(" ".join(parts))
@@ -71,7 +71,7 @@ class JsonLines(logging.Formatter):
             "logger": _where(record),
             "message": record.getMessage(),
         }
-        line |= {name: getattr(record, name) for name in _FIELDS if getattr(record, name, None) is not None}
+        line |= {name: getattr(record, name) for name in FIELDS if getattr(record, name, None) is not None}
         if frames := _frames(record):
             line["traceback"] = frames
         return json.dumps(printable_json(line), default=str)

@@ -2,60 +2,35 @@
 store and one collector serve both, so that they cannot differ."""
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from appliance.config.gateway import GatewayConfig
-from appliance.observability.families import UNITS, Family, counters, gauges, histograms
 from appliance.observability.http_metrics import HttpMetrics
-from engine.api.messages import Finish, Ready, Stats
+from engine.metrics.families import UNITS, Family, counters, gauges, histograms
+from engine.metrics.store import Buckets, MetricStore
+
+OPENMETRICS = "application/openmetrics-text"
 
 PHASES = ("starting", "loading", "warming", "ready", "restarting", "failed", "draining")
 
 
-class Buckets:
-    """Counts of one histogram series. A value belongs to the first bucket whose bound is greater than or equal to
-    it."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        total, rows = 0, []
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            total += count
-            rows.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
-        return rows
-
-
-class Metrics(Collector):
-    """Values by family name and label values. The label of an engine is its index in the configuration."""
+class Metrics(MetricStore, Collector):
+    """Metrics of the gateway. The label of an engine is its index in the configuration."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._speculates = config.speculation != "off"
-        families = (*gauges(), *counters(), *histograms(config.max_context))
-        self.families = tuple(one for one in families if self._speculates or not one.speculative)
-        self._engines = tuple(str(index) for index in range(len(config.engines)))
-        self._numbers: dict[str, dict[tuple[str, ...], float]] = {}
-        self._histograms: dict[str, dict[tuple[str, ...], Buckets]] = {}
-        self._last = [Stats() for _ in config.engines]
-        self._ready: list[Ready | None] = [None for _ in config.engines]
+        super().__init__(_families(config), [str(index) for index in range(len(config.engines))])
         self.phase = "starting"
         self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Returns the open connections and how many of them are idle; called when metrics are rendered."""
@@ -64,26 +39,18 @@ class Metrics(Collector):
         self.registry.register(self)
         self.registry.register(self.http)
         ProcessCollector(registry=self.registry)
-        for family in self.families:
-            self._start(family)
         self._start_adapters()
-        for engine in self._engines:
-            self.set("self_test_last_result", -1, engine)
-
-    def _start(self, family: Family) -> None:
-        engines = [(engine,) for engine in self._engines] if family.per_engine else [()]
-        keys = [(*engine, *labels) for engine in engines for labels in family.start]
-        if family.kind == "histogram":
-            self._histograms[family.name] = {key: Buckets(family.buckets) for key in keys}
-        else:
-            self._numbers[family.name] = dict.fromkeys(keys, 0.0)
+        if config.hardware is not None:
+            for engine in self._engines:
+                self.set("hardware_flops_per_second", config.hardware.flops, engine)
+                self.set("hardware_bytes_per_second", config.hardware.bandwidth, engine)
 
     def _start_adapters(self) -> None:
         """Create the series of adapters, starting at 0."""
         for engine in self._engines:
             for adapter in self._config.adapters:
-                self._numbers["adapter_requests"][engine, adapter] = 0.0
-                self._numbers["adapter_generation_tokens"][engine, adapter] = 0.0
+                self.numbers["adapter_requests"][engine, adapter] = 0.0
+                self.numbers["adapter_generation_tokens"][engine, adapter] = 0.0
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Keep the values, with the names of another configuration."""
@@ -91,50 +58,12 @@ class Metrics(Collector):
 
     # Recording -----------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, value: float, *labels: str) -> None:
-        self._numbers[name][labels] += value
-
-    def set(self, name: str, value: float, *labels: str) -> None:
-        self._numbers[name][labels] = value
-
-    def total(self, name: str) -> float:
-        """Return the sum of a counter or gauge over all its series."""
-        return sum(self._numbers[name].values())
-
-    def mean(self, name: str) -> float:
-        """Return the mean of a counter or gauge over its series; 0 without any."""
-        numbers = self._numbers[name].values()
-        return sum(numbers) / max(1, len(numbers))
-
     def register_keys(self, names: Iterable[str]) -> None:
         """Create the series of API keys by name, starting at 0."""
         for name in names:
-            self._numbers["key_tokens"].setdefault((name,), 0.0)
+            self.numbers["key_tokens"].setdefault((name,), 0.0)
             for unit in UNITS:
-                self._numbers["key_refusals"].setdefault((name, unit), 0.0)
-
-    def observe(self, name: str, value: float, *labels: str, times: int = 1) -> None:
-        self._histograms[name][labels].add(value, times)
-
-    def prompt(self, engine: str, tokens: int, cached: int) -> None:
-        """Record a computed prompt; `cached` of its tokens came from the prefix cache."""
-        self.add("prompt_tokens", tokens, engine)
-        self.add("prompt_tokens_cached", cached, engine)
-        self.add("prompt_tokens_by_source", tokens - cached, engine, "local_compute")
-        self.add("prompt_tokens_by_source", cached, engine, "local_cache_hit")
-        self.add("prompt_tokens_cached_by_source", cached, engine, "device")
-        self.observe("request_prompt_tokens", tokens, engine)
-        self.observe("request_prefill_kv_computed_tokens", tokens - cached, engine)
-
-    def finished(self, engine: str, reason: Finish, generated: int, max_tokens: int, adapter: str = "") -> None:
-        """Record the end of a sequence. Each child of one request counts (ME-03)."""
-        if adapter:
-            for name, count in (("adapter_requests", 1), ("adapter_generation_tokens", generated)):
-                self._numbers[name].setdefault((engine, adapter), 0.0)  # the adapter may have been loaded since
-                self.add(name, count, engine, adapter)
-        self.add("requests", 1, engine, reason)
-        self.observe("request_generation_tokens", generated, engine)
-        self.observe("request_params_max_tokens", max_tokens, engine)
+                self.numbers["key_refusals"].setdefault((name, unit), 0.0)
 
     def request_done(self, choices: int, most_tokens: int) -> None:
         """Record the end of an HTTP request with `choices` sequences, the longest of `most_tokens` tokens."""
@@ -152,78 +81,16 @@ class Metrics(Collector):
         if outcome != "kept":
             self.observe("grammar_check_seconds", seconds)
 
-    def stats(self, index: int, stats: Stats) -> None:
-        """Update gauges to the new values and counters by their increments, because a restarted engine counts from
-        0."""
-        engine, last = self._engines[index], self._last[index]
-        self.set("requests_running", stats.running, engine)
-        self.set("requests_waiting", stats.waiting, engine)
-        self.set("requests_waiting_by_reason", stats.waiting, engine, "capacity")
-        self.set("kv_cache_usage_ratio", stats.kv_blocks_used / max(1, stats.kv_blocks_total), engine)
-        self.add("preemptions", max(0, stats.preemptions - last.preemptions), engine)
-        self.add("prefix_cache_query_tokens", max(0, stats.prefix_queries - last.prefix_queries), engine)
-        self.add("prefix_cache_hit_tokens", max(0, stats.prefix_hits - last.prefix_hits), engine)
-        self.add("recomputed_tokens", max(0, stats.recomputed_tokens - last.recomputed_tokens), engine)
-        if self._speculates:
-            self._drafts(engine, last, stats)
-        self.add("self_test_yields", max(0, stats.self_test_yields - last.self_test_yields), engine)
-        tested = max(0, stats.self_tests - last.self_tests)
-        if tested:
-            self.add("self_test_runs", tested, engine)
-            self.set("self_test_seconds", stats.self_test_s, engine)
-            self.set("self_test_last_result", 1, engine)
-        self.add("grammars_compiled", max(0, stats.grammars_compiled - last.grammars_compiled), engine)
-        self.add("grammars_cached", max(0, stats.grammars_cached - last.grammars_cached), engine)
-        self.add("grammar_compile_seconds", max(0.0, stats.grammar_seconds - last.grammar_seconds), engine)
-        self.add("masks", max(0, stats.masks - last.masks), engine)
-        self.add("mask_seconds", max(0.0, stats.mask_seconds - last.mask_seconds), engine)
-        self.set("adapters_loaded", stats.adapters_loaded, engine)
-        self.set("adapters_active", stats.adapters_active, engine)
-        self.set("requests_waiting_for_adapter", stats.adapter_waiting, engine)
-        self.add("adapter_evictions", max(0, stats.adapter_evictions - last.adapter_evictions), engine)
-        self.add("adapter_loads", max(0, stats.adapter_loads - last.adapter_loads), engine)
-        self.add("adapter_load_seconds", max(0.0, stats.adapter_load_seconds - last.adapter_load_seconds), engine)
-        self.add("media_encoded", max(0, stats.media_encoded - last.media_encoded), engine)
-        self.add("media_cached", max(0, stats.media_cached - last.media_cached), engine)
-        self.add("media_encode_seconds", max(0.0, stats.media_seconds - last.media_seconds), engine)
-        self._last[index] = stats
-
-    def _drafts(self, engine: str, last: Stats, stats: Stats) -> None:
-        self.add("drafts", max(0, stats.drafts - last.drafts), engine)
-        self.add("draft_tokens", max(0, stats.draft_tokens - last.draft_tokens), engine)
-        self.add("draft_accepted_tokens", max(0, stats.accepted_tokens - last.accepted_tokens), engine)
-        self.add("draft_search_seconds", max(0.0, stats.drafting_seconds - last.drafting_seconds), engine)
-        for position, accepted in enumerate(stats.accepted_at):
-            before = last.accepted_at[position] if position < len(last.accepted_at) else 0
-            self._numbers["draft_accepted_tokens_by_position"].setdefault((engine, str(position)), 0.0)
-            self.add("draft_accepted_tokens_by_position", max(0, accepted - before), engine, str(position))
-        mean = 1 + stats.accepted_tokens / stats.drafts if stats.drafts else 0.0
-        self.set("draft_acceptance_length", mean, engine)
-
-    def self_test_failed(self, index: int) -> None:
-        """Record that an engine ended because of a failed self-test prompt, which its last Stats do not include."""
-        engine = self._engines[index]
-        self.add("self_test_runs", 1, engine)
-        self.add("self_test_failures", 1, engine)
-        self.set("self_test_last_result", 0, engine)
-
-    def engine_up(self, index: int, ready: Ready) -> None:
-        engine = self._engines[index]
-        if self._ready[index] is not None:
-            self.add("engine_restarts", 1, engine)
-        self._ready[index] = ready
-        self._last[index] = Stats()
-        self.set("engine_up", 1, engine)
-
-    def engine_down(self, index: int) -> None:
-        """Set the gauges of an engine that ended to 0."""
-        self.stats(index, Stats())
-        self.set("engine_up", 0, self._engines[index])
-
     # Rendering -----------------------------------------------------------------------------------------------------
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition and its media type: OpenMetrics, with exemplars, if the Accept header asks for it,
+        else the text format of Prometheus."""
+        if OPENMETRICS not in accept:
+            return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+        # The other escapings replace the colon of `vllm:` in samples.
+        body = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+        return body, openmetrics.CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
         connections, idle = self.connections()
@@ -244,12 +111,12 @@ class Metrics(Collector):
         model = self._config.names[0]
         if family.kind == "histogram":
             histogram = HistogramMetricFamily(name, family.help, labels=labels)
-            for key, buckets in self._histograms[family.name].items():
-                histogram.add_metric((model, *key), buckets.cumulative(), buckets.sum)
+            for key, buckets in self.histograms[family.name].items():
+                histogram.add_metric((model, *key), _rows(buckets), buckets.sum)
             return histogram
         kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
         numbers = kind(name, family.help, labels=labels)
-        for key, value in self._numbers[family.name].items():
+        for key, value in self.numbers[family.name].items():
             numbers.add_metric((model, *key), value)
         return numbers
 
@@ -275,7 +142,7 @@ class Metrics(Collector):
             "engine", "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"
         )  # fmt: skip
         info = GaugeMetricFamily("vllm:cache_config_info", "Sizes of the KV cache; always 1.", labels=labels)
-        for engine, ready in zip(self._engines, self._ready, strict=True):
+        for engine, ready in zip(self._engines, self.ready, strict=True):
             if ready is None:
                 info.add_metric((engine, "0", "0", "0", "0"), 1)
                 continue
@@ -288,3 +155,25 @@ class Metrics(Collector):
 def now() -> float:
     """Return the gateway's clock for latencies, in seconds."""
     return time.monotonic()
+
+
+def _families(config: GatewayConfig) -> list[Family]:
+    """Return the families that a gateway with this configuration has."""
+    speculates, costs = config.speculation != "off", config.observability.mfu_metrics
+    families = (*gauges(), *counters(), *histograms(config.max_context))
+    return [one for one in families if (speculates or not one.speculative) and (costs or not one.costs)]
+
+
+def _rows(buckets: Buckets) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Return the cumulative counts, each with the exemplar of its bucket."""
+    rows: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    for index, (bound, count) in enumerate(buckets.cumulative().items()):
+        found = buckets.exemplars.get(index)
+        if found is None:
+            rows.append((bound, float(count)))
+            continue
+        (trace_id, span_id), value, unix_s = found
+        rows.append(
+            (bound, float(count), Exemplar({"trace_id": trace_id, "span_id": span_id}, value, round(unix_s, 3)))
+        )
+    return rows

@@ -1,4 +1,4 @@
-"""Export of spans with OTLP/HTTP in its JSON encoding (https://opentelemetry.io/docs/specs/otlp/).
+"""Export of spans and log records with OTLP/HTTP in its JSON encoding (https://opentelemetry.io/docs/specs/otlp/).
 
 A background task sends batches. Adding a span never waits: when the collector is slow or gone, the queue fills and
 further spans are dropped and counted.
@@ -11,12 +11,13 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import httpx
 import orjson
 
-from appliance.observability.spans import Span, encode_attributes
+from appliance.observability.spans import encode_attributes
 from appliance.observability.trace_settings import TraceSettings
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,28 @@ MAX_PAUSE_S = 30.0
 YIELD_SPANS = 32  # spans that are encoded before requests get the event loop, about 1 ms
 
 
+class Item(Protocol):
+    """A span or log record."""
+
+    def encoded(self) -> dict[str, Any]:
+        """Return it in OTLP's JSON encoding."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Names of a kind of items in OTLP."""
+
+    name: str  # in messages
+    resources: str
+    scopes: str
+    items: str
+    rejected: str  # field of a reply with the number of rejected items
+
+
+TRACES = Signal("traces", "resourceSpans", "scopeSpans", "spans", "rejectedSpans")
+LOGS = Signal("logs", "resourceLogs", "scopeLogs", "logRecords", "rejectedLogRecords")
+
+
 class Retry(Exception):
     """Raised for a failed attempt that may succeed later, after `pause_s` seconds if the collector named a time."""
 
@@ -39,7 +62,7 @@ class Retry(Exception):
 
 
 class Exporter:
-    """Queue of finished spans and the task that sends them."""
+    """Queue of finished items and the task that sends them."""
 
     def __init__(
         self,
@@ -48,34 +71,39 @@ class Exporter:
         on_sent: Callable[[int], None],
         on_dropped: Callable[[int, DropReason], None],
         transport: httpx.AsyncBaseTransport | None = None,
+        signal: Signal = TRACES,
+        url: str = "",
     ) -> None:
-        """Create an exporter that collects spans and sends none until `run`.
+        """Create an exporter that collects items and sends none until `run`.
 
         Args:
             on_sent: called with the number of spans that the collector accepted.
             on_dropped: called with a number of spans and the reason why they are lost.
             transport: replaces the network.
+            signal: kind of the items.
+            url: complete address of the collector's route; default: that of traces.
         """
-        self._settings = settings
+        self._settings, self._signal, self._url = settings, signal, url or settings.url
         self._on_sent, self._on_dropped = on_sent, on_dropped
         self._transport = transport
         self.headers = dict(settings.headers)
-        self._queue: deque[Span] = deque()
+        self._queue: deque[Item] = deque()
         self._wake = asyncio.Event()
         self._client: httpx.AsyncClient | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_failing = False
         resource = {"attributes": encode_attributes(settings.resource)}
         scope = {"name": "slipway", "version": version}
-        head = orjson.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": []}]}]})
+        scopes = {signal.scopes: [{"scope": scope, signal.items: []}]}
+        head = orjson.dumps({signal.resources: [{"resource": resource, **scopes}]})
         self._head = head.removesuffix(b"]}]}]}")
 
-    def add(self, span: Span) -> None:
-        """Queue a finished span, or drop it if the queue is full."""
+    def add(self, item: Item) -> None:
+        """Queue a finished item, or drop it if the queue is full."""
         if len(self._queue) >= self._settings.max_queue:
             self._on_dropped(1, "queue_full")
             return
-        self._queue.append(span)
+        self._queue.append(item)
         if len(self._queue) >= self._settings.max_batch:
             self._wake.set()
 
@@ -125,12 +153,12 @@ class Exporter:
         if sent < len(batch):
             self._on_dropped(len(batch) - sent, "rejected")
 
-    async def _encode(self, batch: Sequence[Span]) -> bytes:
+    async def _encode(self, batch: Sequence[Item]) -> bytes:
         parts = []
-        for number, span in enumerate(batch):
+        for number, item in enumerate(batch):
             if number % YIELD_SPANS == YIELD_SPANS - 1:
                 await asyncio.sleep(0)
-            parts.append(orjson.dumps(span.encoded()))
+            parts.append(orjson.dumps(item.encoded()))
         body = self._head + b",".join(parts) + b"]}]}]}"
         return await asyncio.to_thread(gzip.compress, body, 5) if self._settings.compresses else body
 
@@ -145,7 +173,7 @@ class Exporter:
                     await asyncio.sleep(_pause_s(attempt) if error.pause_s is None else error.pause_s)
             else:
                 if self._is_failing and accepted == count:
-                    log.info("the collector accepts traces again")
+                    log.info("the collector accepts %s again", self._signal.name)
                     self._is_failing = False
                 return accepted
         return None
@@ -162,7 +190,7 @@ class Exporter:
             headers["Content-Encoding"] = "gzip"
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                reply = await self._client.post(self._settings.url, content=body, headers=headers)
+                reply = await self._client.post(self._url, content=body, headers=headers)
         except (httpx.HTTPError, OSError) as error:
             raise Retry(f"the collector cannot be reached: {type(error).__name__}") from error
         if reply.status_code in RETRIED:
@@ -170,15 +198,15 @@ class Exporter:
         if not reply.is_success:
             self._report(f"the collector answered {reply.status_code}")
             return 0
-        rejected = _rejected(reply)
+        rejected = _rejected(reply, self._signal.rejected)
         if rejected:
-            self._report(f"the collector rejected {rejected} spans")
+            self._report(f"the collector rejected {rejected} {self._signal.items}")
         return max(0, count - rejected)
 
     def _report(self, why: str) -> None:
         """Log the first failure after a success."""
         if not self._is_failing:
-            log.warning("traces are not exported to %s: %s", self._settings.url, why)
+            log.warning("%s are not exported to %s: %s", self._signal.name, self._url, why)
         self._is_failing = True
 
 
@@ -192,10 +220,10 @@ def _retry_after_s(reply: httpx.Response) -> float | None:
     return min(MAX_PAUSE_S, float(given)) if given.isascii() and given.isdecimal() else None
 
 
-def _rejected(reply: httpx.Response) -> int:
-    """Return the number of rejected spans in a reply of success."""
+def _rejected(reply: httpx.Response, field: str) -> int:
+    """Return the number of rejected items in a reply of success."""
     try:
         answer = orjson.loads(reply.content or b"{}")
-        return int(answer.get("partialSuccess", {}).get("rejectedSpans", 0))
+        return int(answer.get("partialSuccess", {}).get(field, 0))
     except (ValueError, TypeError, AttributeError):
         return 0  # some collectors answer with protobuf or text

@@ -70,6 +70,13 @@ def _rates() -> list[Record]:
             "service:slipway_prefix_cache_hits:ratio_rate5m",
             f"{_sum(f'rate({hits}[5m])')} / ({_sum(f'rate({queries}[5m])')} > 0)",
         ),
+        *(
+            Record(
+                f"service:slipway_{name}:ratio_rate5m",
+                f"{_sum(f'rate(slipway_{used}_total[5m])')} / ({_sum(f'slipway_hardware_{limit}_per_second')} > 0)",
+            )
+            for name, used, limit in (("mfu", "flops", "flops"), ("bandwidth_utilization", "read_bytes", "bytes"))
+        ),
         Record(
             "service:http_errors:ratio_rate5m",
             # No series exists before the first error, so a zero is added for each service.

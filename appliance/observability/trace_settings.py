@@ -19,7 +19,7 @@ from engine.api.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-PATH = "/v1/traces"
+PATH, LOGS_PATH = "/v1/traces", "/v1/logs"
 
 Number = TypeVar("Number", int, float)
 
@@ -53,6 +53,7 @@ class TraceSettings:
     """Resolved settings of traces. Times are in seconds."""
 
     url: str  # complete address of the collector's route
+    logs_url: str = ""  # that of log records; "": they are not exported
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     sampler: Sampler = Sampler()
     resource: Mapping[str, str] = field(default_factory=dict)
@@ -73,6 +74,7 @@ def trace_settings(config: GatewayConfig, environ: Mapping[str, str]) -> TraceSe
     batch = _number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512, int, lambda value: value >= 1)
     return TraceSettings(
         url,
+        logs_url=_logs_url(url, environ) if wanted.logs else "",
         headers=read_headers(config.trace_headers) if config.trace_headers else _headers_of(environ),
         sampler=_sampler(environ) if wanted.sample is None else Sampler(wanted.sample),
         resource=_resource(config, environ),
@@ -116,6 +118,11 @@ def _url(endpoint: str | None, environ: Mapping[str, str]) -> str | None:
         endpoint = base
     base = endpoint.rstrip("/")
     return base if base.endswith(PATH) else base + PATH
+
+
+def _logs_url(traces_url: str, environ: Mapping[str, str]) -> str:
+    """Return the address to send log records to: beside the route of traces, unless the variable of logs is set."""
+    return environ.get("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT") or traces_url.removesuffix(PATH) + LOGS_PATH
 
 
 def _sampler(environ: Mapping[str, str]) -> Sampler:

@@ -25,6 +25,7 @@ class Estimate:
     roofline: Roofline | None  # None for a GPU that is not in the table of devices
     slowest_step_s: float  # 0 without a roofline
     accounts: tuple[Account, ...]
+    limits: Limits | None = None  # throughput of the hardware of one rank
 
 
 def estimate(
@@ -76,6 +77,7 @@ def estimate(
             _takes("download", "seconds to download the weight files", size, NETWORK_BYTES_S),
             *(() if made is None else made.accounts),
         ),
+        limits=limit,
     )
 
 

@@ -1,6 +1,7 @@
 """Build the resolved GatewayConfig from the manifest and the checkpoint."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from appliance.config.gateway import (
     SECTIONS,
     EncoderLimits,
     GatewayConfig,
+    HardwareLimits,
     SamplingDefaults,
     SecretRef,
     Tls,
@@ -73,12 +75,14 @@ def gateway_config(
     sampling: SamplingDefaults,
     sha256: str,
     outputs_sha256: str,
+    hardware: HardwareLimits | None = None,
 ) -> GatewayConfig:
     """Return the gateway's configuration without its engines, which the launcher adds. Raise Refused.
 
     `choices` are the resolved values by key.
     """
     _check_limits(settings)
+    _check_grpc(settings)
     manifest = settings.manifest
     template, api_keys = manifest.model.chat_template, manifest.endpoints.api_keys
     trace_headers = manifest.observability.traces.headers
@@ -103,6 +107,8 @@ def gateway_config(
         api_keys=None if api_keys is None else _secret(settings, api_keys),
         trace_headers=None if trace_headers is None else _secret(settings, trace_headers),
         tls=_tls(settings),
+        profiler=manifest.observability.profiler_folder is not None,
+        hardware=hardware if manifest.observability.mfu_metrics else None,
         sampling=sampling,
         journal=_journal(settings),
         responses=_responses(settings),
@@ -184,6 +190,17 @@ def _check_limits(settings: Settings) -> None:
     for name, value in settings.manifest.limits.per_key:
         if value is not None and settings.manifest.endpoints.api_keys is None:
             refuse(settings, f"limits.per_key.{name}", "requires API keys; set endpoints.api_keys")
+
+
+def _check_grpc(settings: Settings) -> None:
+    """Raise Refused for a gRPC port without the packages for it, or on the port of HTTP."""
+    endpoints = settings.manifest.endpoints
+    if endpoints.grpc_port is None:
+        return
+    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+        refuse(settings, "endpoints.grpc_port", "requires the package grpcio: pip install 'slipway-serve[grpc]'")
+    if endpoints.grpc_port == endpoints.port:
+        refuse(settings, "endpoints.grpc_port", "is the port of HTTP; use another one, such as 8081")
 
 
 def _secret(settings: Settings, name: str) -> SecretRef:

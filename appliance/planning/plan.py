@@ -39,6 +39,7 @@ from appliance.planning.precision import matmul_precision
 from appliance.planning.self_test import self_test, tolerance
 from appliance.planning.shutdown import shutdown_timing
 from appliance.planning.speculation import speculation
+from appliance.planning.step_costs import hardware_limits, step_costs
 from appliance.planning.targets import passed_on
 from appliance.planning.weight_format import other_than_auto, weight_format
 from engine.api import config as engine_config
@@ -51,6 +52,7 @@ from engine.api.config import (
     LifecycleConfig,
     MemoryConfig,
     ModelConfig,
+    ObservabilityConfig,
     ParallelismConfig,
     QuantizationConfig,
     SchedulingConfig,
@@ -158,6 +160,15 @@ def plan(
     config = _engine_config(settings, checkpoint, choices, resolved, memory, golden)
     choices["lifecycle.self_test.tolerance"] = tolerance(manifest, config)
     effective = _effective(settings, choices)
+    estimated = estimate(
+        checkpoint,
+        machine,
+        budget,
+        threads=places.threads.value,
+        engines=manifest.parallelism.data,
+        max_context=max_context.value,
+        most_rows=min(budget.running.value, max(1, memory.concurrency[0].requests)),
+    )
     return Plan(
         manifest=manifest,
         path=real_path(settings.path),
@@ -173,17 +184,10 @@ def plan(
             sampling=sampling,
             sha256=sha256,
             outputs_sha256=outputs_hash(resolved_values(effective)),
+            hardware=hardware_limits(estimated.limits),
         ),
         memory=memory,
-        estimate=estimate(
-            checkpoint,
-            machine,
-            budget,
-            threads=places.threads.value,
-            engines=manifest.parallelism.data,
-            max_context=max_context.value,
-            most_rows=min(budget.running.value, max(1, memory.concurrency[0].requests)),
-        ),
+        estimate=estimated,
         machine=machine,
         other_cpus=places.others,
         layers=settings.layers,
@@ -246,7 +250,15 @@ def _engine_config(
             model=_draft_path(manifest, checkpoint),
         ),
         lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, skipped=_has_no_prompts(checkpoint.model))),
+        observability=ObservabilityConfig(
+            step_costs=step_costs(settings, checkpoint, budget), profiler_folder=_profiler_folder(settings)
+        ),
     )
+
+
+def _profiler_folder(settings: Settings) -> str:
+    wanted = settings.manifest.observability.profiler_folder
+    return "" if wanted is None else str(settings.file(("observability", "profiler_folder")))
 
 
 def _draft_path(manifest: Manifest, checkpoint: Checkpoint) -> str:

@@ -151,7 +151,7 @@ def _decode(
     program = lower(model)
     unread = encoder_weights(program)
     holdings = [one for one in holdings if one.weight not in unread]
-    dense, experts, share = _matrices(holdings, head=True), _experts(holdings), touched_experts(program, rows)
+    dense, experts, share = matrix_bytes(holdings, head=True), expert_bytes(holdings), touched_experts(program, rows)
     state = rows * state_bytes(layout, program, length)
     multiplied = 2 * active_parameters(model) + attention_operations(program.ops, length)
     steps = [leading("matrices except experts and embedding", number(dense), dense)]
@@ -179,7 +179,7 @@ def step_seconds(
     program = lower(model)
     unread = encoder_weights(program)
     holdings = [one for one in holdings if one.weight not in unread]
-    dense, experts = _matrices(holdings, head=True), _experts(holdings)
+    dense, experts = matrix_bytes(holdings, head=True), expert_bytes(holdings)
     read = [dense, experts * touched_experts(program, rows * tokens), rows * state_bytes(layout, program, length)]
     computed = rows * tokens, 2 * active_parameters(model) + attention_operations(program.ops, length)
     seconds = max(sum(read) / limit.bandwidth, math.prod(computed) / (limit.ranks * limit.operations))
@@ -195,7 +195,7 @@ def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_toke
         read_once = encoder_weights(lower(model))
         holdings = [one for one in holdings if one.weight in read_once]
         multiplied = source_operations(model, min(step_tokens, model.max_encoder_input))
-    read = [value for value in (_matrices(holdings, head=False), _experts(holdings)) if value]
+    read = [value for value in (matrix_bytes(holdings, head=False), expert_bytes(holdings)) if value]
     more, ceiling = _ceiling(limit, read, step_tokens, multiplied, 0)
     first = leading("operations per token", number(multiplied), multiplied, "FLOP")
     title = f"the ceiling of prompts in steps of {step_tokens} tokens, by {ceiling.limited_by} of {limit.source}"
@@ -229,7 +229,7 @@ def source_operations(model: Model, length: int) -> int:
     return 2 * multiplied(ops) + attention_operations(ops, length)
 
 
-def _matrices(holdings: Sequence[Holding], *, head: bool) -> int:
+def matrix_bytes(holdings: Sequence[Holding], *, head: bool) -> int:
     """Return the bytes of the matrices that every token is multiplied by. A tied head is counted as the embedding."""
     left_out = {"experts", "embedding"} if head else {"experts", "embedding", "head"}
     total = sum(one.bytes for one in holdings if one.part not in left_out)
@@ -238,7 +238,8 @@ def _matrices(holdings: Sequence[Holding], *, head: bool) -> int:
     return total
 
 
-def _experts(holdings: Sequence[Holding]) -> int:
+def expert_bytes(holdings: Sequence[Holding]) -> int:
+    """Return the bytes of all routed experts."""
     return sum(one.bytes for one in holdings if one.part == "experts")
 
 

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from appliance.server.admin import docs, health, metrics, page, why
+from appliance.server.admin import docs, health, metrics, page, profile, usage, why
 from appliance.server.anthropic import routes as messages
 from appliance.server.cohere import routes
 from appliance.server.errors.api import NotFound, TaskNotServed
@@ -18,7 +18,7 @@ from appliance.server.middleware import Allowance, Auth, BodyLimit, CrossOrigin,
 from appliance.server.openai import adapters, chat, completions, label_scores, models, tokens
 from appliance.server.openai.responses import routes as responses
 from appliance.server.openai.responses.store import ResponseStore
-from appliance.server.platforms import invocations, kserve, predict
+from appliance.server.platforms import invocations, kserve, multi_model, predict
 from appliance.server.pooling import embeddings, scoring
 from appliance.server.speech import routes as speech
 
@@ -28,7 +28,10 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     (None, health.router),
     (None, metrics.router),
     (None, models.router),
+    (None, profile.router),
+    (None, usage.router),
     (None, adapters.router),
+    (None, multi_model.router),
     (None, tokens.router),
     (None, page.router),
     ("generate", chat.router),
@@ -87,8 +90,11 @@ def build_app(service: Service) -> FastAPI:
     reply_store = service.stored_responses
     app.state.responses = None if reply_store is None else ResponseStore(service, reply_store)
     for router in routers(service):
-        # Without folders, the routes of adapters only name the key that they need.
-        described = router is not adapters.router or bool(service.config.adapter_folders)
+        # Without folders, the routes of adapters and of the profiler only name the key that they need.
+        described = not (
+            (router in (adapters.router, multi_model.router) and not service.config.adapter_folders)
+            or (router is profile.router and not service.config.profiler)
+        )
         app.include_router(router, include_in_schema=described)
     for need, router in ROUTES:
         if not _serves(service, need):

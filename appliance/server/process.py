@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,7 @@ from appliance.observability.log import RequestLog, set_up_logging
 from appliance.observability.metrics import Metrics, now
 from appliance.observability.trace_settings import TraceSettings, trace_settings
 from appliance.observability.tracing import Tracing
+from appliance.observability.usage import Tokens, UsageLedger
 from appliance.runtime.crash_exemption import send_exemption
 from appliance.runtime.halted import read_halted
 from appliance.runtime.inflight import write_inflight
@@ -51,9 +52,11 @@ from appliance.server.reply_store.journal import open_reply_store, open_response
 from appliance.server.routing.adapters import AdapterRegistry
 from appliance.server.routing.router import Router
 from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
+from engine.api.messages import Submit
 
 log = logging.getLogger(__name__)
 
+USAGE_S = 5.0  # interval between writes of the usage ledger
 HALTED_POLL_S = 0.25  # interval between checks for the halted state
 FLUSH_S = 0.5
 """Time after the drain for the last records to reach the sockets. The supervisor kills one second after drain_s."""
@@ -86,6 +89,12 @@ def build_service(
             allowances.spend(owner, tokens, now())
             metrics.add("key_tokens", tokens, allowances.shown(owner))
 
+    ledger = UsageLedger(Path(config.run) if config.run else None)
+
+    def used(submit: Submit, tokens: Tokens) -> None:
+        key = allowances.shown(submit.owner) if submit.owner else ""
+        ledger.add(key, submit.adapter or config.names[0], tokens)
+
     adapters = AdapterRegistry(
         config.adapters,
         names=config.names,
@@ -105,12 +114,14 @@ def build_service(
         policy=config.policy,
         report_in_flight=partial(write_inflight, config.run),
         spend=spend,
+        used=used,
         decoder_start_ids=() if config.encoder is None else config.encoder.decoder_start_ids,
         adapters=adapters,
     )
     reply_store = open_reply_store(config, metrics)
     tracing = Tracing(traces, metrics, config.version)
     service = Service(config, router, metrics, RequestLog(config), reply_store, keys, allowances, certificate, tracing)
+    service.usage = ledger
     if stored := storage_line(config):
         log.info("storage: %s", stored)
     service.stored_responses = open_responses(config, metrics)
@@ -129,7 +140,7 @@ async def connected(
     _read_halted(service)
     service.router.start()
     service.tracing.start()
-    work = [each(service) for each in (_watch_halted, _watch_connections, _record_history)]
+    work = [each(service) for each in (_watch_halted, _watch_connections, _record_history, _save_usage)]
     # The gateway of a halted appliance answers no request, so a damaged checkpoint must not make it exit again.
     if service.halted is None:
         work.append(_load_text(service))
@@ -147,6 +158,7 @@ async def connected(
         for reply_store in (service.reply_store, service.shelved, service.stored_responses):
             if reply_store is not None:
                 await reply_store.stop()
+        service.usage.save()
         service.grammars.close()
         if service.media is not None:
             service.media.close()
@@ -188,6 +200,13 @@ async def _record_history(service: Service) -> None:
     while True:
         service.history.add(sample(service.metrics, service.open_requests))
         await asyncio.sleep(INTERVAL_S)
+
+
+async def _save_usage(service: Service) -> None:
+    """Save the usage of API keys regularly."""
+    while True:
+        await asyncio.sleep(USAGE_S)
+        await asyncio.to_thread(service.usage.save)
 
 
 async def _watch_connections(service: Service) -> None:
@@ -347,9 +366,22 @@ async def serve(service: Service, listener: socket.socket) -> None:
     scheme = "http" if service.certificate is None else "https"
     collect_garbage()
     log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-    async with connected(service, app.router, app.state.responses), controlled(service), watched(service):
+    async with AsyncExitStack() as stack:
+        for each in (connected(service, app.router, app.state.responses), controlled(service), watched(service)):
+            await stack.enter_async_context(each)
+        await stack.enter_async_context(_grpc(service, app))
         await server.serve([listener])
     log.info("ended")
+
+
+def _grpc(service: Service, app: ASGIApp) -> AbstractAsyncContextManager[None]:
+    """Return the gRPC server, or nothing without a port for it."""
+    if service.config.endpoints.grpc_port is None:
+        return nullcontext()
+    from appliance.server.platforms.grpc_server import grpc_served  # needs grpcio
+
+    log.info("listening for gRPC on port %d", service.config.endpoints.grpc_port)
+    return grpc_served(service.config, app)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,6 +6,7 @@ resume the request.
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from typing import Literal
@@ -33,6 +34,8 @@ from engine.api.messages import (
     LoadAdapter,
     Loading,
     Output,
+    Profile,
+    Profiled,
     Ready,
     Stats,
     Submit,
@@ -213,6 +216,7 @@ class EngineClient:
         self._on_stats, self._on_state, self._on_output, self._on_timeline = on_stats, on_state, on_output, on_timeline
         self._on_adapter = on_adapter
         self._streams: dict[str, Stream] = {}
+        self._profiles: deque[asyncio.Future[Profiled]] = deque()  # open commands to the profiler
         self._writer: asyncio.StreamWriter | None = None
         self._is_ready = asyncio.Event()
 
@@ -276,6 +280,15 @@ class EngineClient:
         """Load or unload a LoRA adapter. The answer is passed to `on_adapter`."""
         self._send([message])
 
+    async def profile(self, verb: Literal["start", "stop"]) -> Profiled:
+        """Start or stop the engine's profiler. Raises EngineGone if the engine exits first."""
+        if self.state.kind != "ready":
+            raise EngineGone(f"the engine is not ready ({self.state})")
+        answer: asyncio.Future[Profiled] = asyncio.get_running_loop().create_future()
+        self._profiles.append(answer)
+        self._send([Profile(verb)])
+        return await answer
+
     # One connection
 
     async def _serve(self, reader: asyncio.StreamReader) -> None:
@@ -308,6 +321,10 @@ class EngineClient:
             case AdapterChanged():
                 if self._on_adapter is not None:
                     self._on_adapter(message)
+            case Profiled():
+                answer = self._profiles.popleft()
+                if not answer.done():
+                    answer.set_result(message)
             case TimelineEvents():
                 if self._on_timeline is not None:
                     self._on_timeline(message)
@@ -326,6 +343,10 @@ class EngineClient:
             message = "the engine exited while the request was open; send the request again"
             stream.fail(Interrupted(message, stream.submit, tuple(stream.emitted)))
         self._streams.clear()
+        for answer in self._profiles:
+            if not answer.done():
+                answer.set_exception(EngineGone("the engine exited while it was profiled"))
+        self._profiles.clear()
         if self.state.kind != "failed":
             self._become(DOWN)
 

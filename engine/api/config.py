@@ -287,6 +287,37 @@ class LifecycleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     self_test: SelfTest = SelfTest()
 
 
+class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Operations and memory traffic of a step, on all ranks, from the model's program. A reach is the maximum number of
+    keys of a token; 0: no limit."""
+
+    token: int
+    """Floating-point operations of a token in the matrices, without the head."""
+    sample: int
+    """Floating-point operations of a sampled token in the head."""
+    attention: tuple[tuple[int, int], ...] = ()
+    """(reach, operations for each key) of a token, as sums over layers."""
+    causal: bool = True
+    """Whether a token reads only the keys before it, not the keys of the entire prompt."""
+    dense: int = 0
+    """Bytes of the matrices that every step reads."""
+    experts: int = 0
+    """Bytes of all routed experts."""
+    routes: tuple[tuple[float, int], ...] = ()
+    """(share of the experts that a token selects, number of layers)."""
+    state: tuple[tuple[int, int], ...] = ()
+    """(reach, bytes for each key) that a row reads, as sums over layers."""
+
+
+class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measurements of the engine."""
+
+    step_costs: StepCosts | None = None
+    """Costs with which operations and memory traffic of steps are counted; None disables the counters."""
+    profiler_folder: str = ""
+    """Folder for the files of the profiler. Empty: there is no profiler."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of one engine process. A value of the manifest has the path of its key; the keys of the section
     `engine` are at the top."""
@@ -302,6 +333,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduling: SchedulingConfig = SchedulingConfig()
     cache: CacheConfig = CacheConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
     record: str | None = None
     """File of the flight recorder."""
     record_size: int = 256 * 2**20

@@ -1,7 +1,7 @@
 """Messages between gateway and engine. Times are seconds of the sender's monotonic clock unless stated otherwise.
 
-To the engine: Submit, Abort, Control, LoadAdapter, UnloadAdapter. From the engine: Loading, Ready, Output (one frame
-per step for all requests), Failed, Stats, AdapterChanged, TimelineEvents (engine/api/events.py).
+To the engine: Submit, Abort, Control, LoadAdapter, UnloadAdapter, Profile. From the engine: Loading, Ready, Output (one
+frame per step for all requests), Failed, Stats, AdapterChanged, Profiled, TimelineEvents (engine/api/events.py).
 """
 
 from typing import Literal
@@ -138,7 +138,13 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
     name: str
 
 
-ToEngine = Submit | Abort | Control | LoadAdapter | UnloadAdapter
+class Profile(msgspec.Struct, frozen=True, tag="profile"):
+    """Start or stop the profiler. The answer is Profiled."""
+
+    verb: Literal["start", "stop"]
+
+
+ToEngine = Submit | Abort | Control | LoadAdapter | UnloadAdapter | Profile
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -267,6 +273,13 @@ class AdapterChanged(msgspec.Struct, frozen=True, tag="adapter_changed", omit_de
     seconds: float = 0.0  # from the message to the answer
 
 
+class Profiled(msgspec.Struct, frozen=True, tag="profiled", omit_defaults=True):
+    """The profiler was started, or has written its files."""
+
+    files: tuple[str, ...] = ()  # after a stop
+    error: str = ""
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     """Gauges, and counters since the engine's start. Sent when a step ends, at most ten times per second, and when the
     engine becomes idle."""
@@ -306,6 +319,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     adapter_waiting: int = 0  # requests that wait for an adapter or a slot for it
     adapter_loads: int = 0  # adapters that were read since the start
     adapter_load_seconds: float = 0.0
+    flops: float = 0.0  # floating-point operations of steps, if they are counted
+    read_bytes: float = 0.0  # memory traffic of steps, if it is counted
+    step_seconds: float = 0.0  # time in which steps ran
 
 
-FromEngine = Loading | Ready | Output | Failed | Stats | AdapterChanged | TimelineEvents
+FromEngine = Loading | Ready | Output | Failed | Stats | AdapterChanged | Profiled | TimelineEvents

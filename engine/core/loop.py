@@ -11,12 +11,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from engine.api.config import EngineConfig
+from engine.api.config import EngineConfig, StepCosts
 from engine.api.errors import ConfigError, EngineError, EngineGone, RequestError
 from engine.api.events import Event, TimelineEvents
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
@@ -32,6 +33,8 @@ from engine.api.messages import (
     Output,
     Pooling,
     PoolingTask,
+    Profile,
+    Profiled,
     RankMemory,
     Submit,
     ToEngine,
@@ -43,8 +46,10 @@ from engine.core.golden import HealthCheck, Run, SelfTestRunner
 from engine.core.grammars import Grammars, OpenCompiler
 from engine.core.media import MediaLimits
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
+from engine.core.profiler import OperationTrace, Profiler
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
+from engine.core.step_costs import StepCounter
 from engine.kv.layout import Layout
 from engine.models.parts import Model, Pooler, attentions, is_bidirectional
 
@@ -80,6 +85,9 @@ class Worker(Protocol):
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Handle:
         """Start a step without waiting for it. Late masks are set before the result is awaited."""
 
+    def call(self, function: Callable[[], None]) -> Future[None]:
+        """Run a function in the worker's thread, after the steps that were started."""
+
     def close(self) -> None: ...
 
 
@@ -91,6 +99,7 @@ class _InFlight:
     handle: Handle
     limited: list[int]  # rows that may need a mask
     late: PendingMasks | None  # masks to be set later
+    at: float  # time of the start
 
 
 class Loop:
@@ -104,7 +113,9 @@ class Loop:
     pooling: parameters of the health check, for a pooling model.
     encoder_decoder: the model is an encoder-decoder.
     adapters: folders of the LoRA adapters at the start.
-    adapter_store: reads adapters while the engine runs; None if they do not change."""
+    adapter_store: reads adapters while the engine runs; None if they do not change.
+    costs: of steps; None: operations and memory traffic are not counted.
+    profiler: None if the configuration has no folder for its files."""
 
     def __init__(
         self,
@@ -123,12 +134,15 @@ class Loop:
         encoder_decoder: bool = False,
         adapters: dict[str, str] | None = None,
         adapter_store: AdapterStore | None = None,
+        costs: StepCosts | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
         self.scheduler = scheduler
         scheduler.drafting.clock = clock
         self._pooling, self._encoder_decoder = pooling, encoder_decoder
         self.drained = False
         self._worker, self._send, self._clock = worker, send, clock
+        self._step_counter, self._profiler = StepCounter(costs), profiler
         self._idle_hook = on_idle or _nothing
         self._heartbeat = heartbeat or _no_heartbeat
         self._depth = 2 if overlap else 1
@@ -216,11 +230,22 @@ class Loop:
             if in_flight and (planned is None or len(in_flight) == self._depth):
                 step = in_flight.popleft()
                 self._heartbeat(State.BUSY)
-                self._apply(step.handle.result())
+                result = step.handle.result()
+                self._measure(step)
+                self._apply(result)
                 for step in in_flight:  # at most one; all tokens before its own are known now
                     if step.late is not None:
                         step.late.set_result(self._masks(step.planned, step.limited))
             self._flush()
+
+    def _measure(self, step: _InFlight) -> None:
+        """Count the time of a step that has ended."""
+        ended = self._clock()
+        self._step_counter.took(step.at, ended)
+        if self._profiler is not None and self._profiler.active:
+            pool = self.scheduler.cache.pool
+            load = {"running": self.scheduler.running, "waiting": self.scheduler.waiting, "kv_blocks": pool.used}
+            self._profiler.step(step.planned.plan, step.planned.at, step.at, ended, load)
 
     @property
     def _idle(self) -> bool:
@@ -312,12 +337,23 @@ class Loop:
                 case UnloadAdapter(name):
                     self._stats_stale = True
                     self._adapters.unload(name)
+                case Profile(verb):
+                    self._profile(verb)
                 case Control(verb="stats"):
                     self._report()
                 case Control(verb="reset_prefix_cache"):
                     self.scheduler.reset_prefix_cache()
                 case Control(verb="drain"):
                     self._draining = True
+
+    def _profile(self, verb: Literal["start", "stop"]) -> None:
+        try:
+            if self._profiler is None:
+                raise RequestError("the profiler is off; set observability.profiler_folder")
+            change = self._profiler.start if verb == "start" else self._profiler.stop
+            change(lambda answer: self.call(lambda: self._out.append(answer)))
+        except RequestError as error:
+            self._out.append(Profiled(error=str(error)))
 
     def _submit(self, submit: Submit, arrived: float) -> None:
         self._stats_stale = True
@@ -380,7 +416,8 @@ class Loop:
         limited = self._grammars.limited(planned)
         late = PendingMasks() if any(planned.sequences[row].pending > 1 for row in limited) else None
         masks = self._masks(planned, limited) if late is None else late
-        return _InFlight(planned, self._worker.start(planned.plan, masks), limited, late)
+        self._step_counter.count(planned.plan)
+        return _InFlight(planned, self._worker.start(planned.plan, masks), limited, late, self._clock())
 
     def _masks(self, planned: Planned, limited: list[int]) -> Masks:
         if not limited:
@@ -444,6 +481,9 @@ class Loop:
             mask_seconds=counters.mask_seconds,
             adapter_loads=self._adapters.loads,
             adapter_load_seconds=self._adapters.load_seconds,
+            flops=self._step_counter.flops,
+            read_bytes=self._step_counter.read_bytes,
+            step_seconds=self._step_counter.seconds,
         )
         if self._self_test is not None:
             counts = self._self_test.counts
@@ -461,8 +501,9 @@ def build_loop(
     open_compiler: OpenCompiler | None = None,
     heartbeat: Callable[[State], None] | None = None,
     self_test: SelfTestRunner | None = None,
+    trace: OperationTrace | None = None,
 ) -> Loop:
-    """Build the loop for a worker of the same configuration."""
+    """Build the loop for a worker of the same configuration. trace: of the worker's operations, for the profiler."""
     if config.speculation.enabled and worker.snapshots is not None:
         raise ConfigError(
             f"speculation.method={config.speculation.method}: this model has a recurrent state, which cannot be rolled "
@@ -513,7 +554,16 @@ def build_loop(
         encoder_decoder=settings.sources is not None,
         adapters={adapter.name: adapter.path for adapter in config.adapters},
         adapter_store=worker.adapters,
+        costs=config.observability.step_costs,
+        profiler=_profiler(config, trace),
     )
+
+
+def _profiler(config: EngineConfig, trace: OperationTrace | None) -> Profiler | None:
+    folder = config.observability.profiler_folder
+    if not folder or trace is None:
+        return None
+    return Profiler(Path(folder), Path(config.socket).stem or "engine", trace)
 
 
 def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> SelfTestRunner | None:

@@ -105,6 +105,27 @@ def attention_operations(ops: Iterable[Op], length: int) -> int:
     return total
 
 
+def attention_costs(ops: Iterable[Op]) -> tuple[tuple[int, int], ...]:
+    """Return (reach, operations for each key in reach) of a token's attention, as sums over operations with the same
+    reach. A reach of 0 is no limit; the sum over them is `attention_operations`."""
+    costs: Counter[int] = Counter()
+    for op in ops:
+        if isinstance(op, Attend | AttendLatent):
+            limits = [limit for limit in (op.window, op.chunk) if limit]
+            if isinstance(op, AttendLatent) and op.selected is not None:
+                limits.append(op.selected.width)
+            costs[min(limits, default=0)] += 2 * op.heads * (op.key_dim + op.value_dim)
+        if isinstance(op, SelectKeys):
+            costs[0] += 2 * op.part.heads * op.part.head_dim
+    return tuple(sorted(costs.items()))
+
+
+def routes(program: Program) -> tuple[tuple[float, int], ...]:
+    """Return (share of the experts that a token selects, number of layers)."""
+    found = Counter(op.part.top_k / op.part.routed for op in program.ops if isinstance(op, Route))
+    return tuple(sorted(found.items()))
+
+
 def reached(op: Attend | AttendLatent, length: int) -> int:
     """Return the number of keys that a token reads at this context length."""
     selected = op.selected.width if isinstance(op, AttendLatent) and op.selected is not None else length

@@ -1,5 +1,7 @@
 """Worker of a tensor-parallel engine: the worker of rank 0 together with the other ranks."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.api.config import AdapterConfig
@@ -67,6 +69,10 @@ class RankedWorker:
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> RankedStep:
         self._ranks.send(plan, masks)
         return RankedStep(self._own.start(plan, masks), self._ranks)
+
+    def call(self, function: Callable[[], None]) -> Future[None]:
+        """Run a function in the thread of rank 0, after the steps that were started."""
+        return self._own.call(function)
 
     def close(self) -> None:
         self._own.close()

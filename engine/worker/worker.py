@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch.profiler import record_function
 
 from engine.api.golden import Arithmetic
 from engine.api.messages import RankMemory
@@ -79,13 +80,17 @@ class Worker:
         """Queue a step. masks: allowed tokens by number of the sample (see `engine.structured`)."""
         return StartedStep(self._thread.submit(self._run, plan, masks))
 
+    def call(self, function: Callable[[], None]) -> Future[None]:
+        """Run a function in the worker's thread, after the steps that were started."""
+        return self._thread.submit(function)
+
     def close(self) -> None:
         self._thread.shutdown()
         if self.adapters is not None:
             self.adapters.close()
 
     def _run(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
-        with torch.inference_mode():
+        with torch.inference_mode(), record_function(f"step {plan.step}"):
             for slot, version in plan.adapters:
                 assert self.adapters is not None, "only plans of schedulers with adapter slots move adapters"
                 self.adapters.fill(slot, version)

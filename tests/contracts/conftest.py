@@ -29,13 +29,20 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def grpc_port() -> int:
+    """The port of gRPC, also of a service at a URL."""
+    return int(os.environ.get("SLIPWAY_CONTRACTS_GRPC_PORT") or free_port())
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory: pytest.TempPathFactory, grpc_port: int) -> Iterator[str]:
     if given := os.environ.get("SLIPWAY_CONTRACTS_URL"):
         yield given.rstrip("/")
         return
     port = free_port()
     log: Path = tmp_path_factory.mktemp("contracts") / "log"
     environ = {**os.environ, **ENVIRONMENT, "AIP_HTTP_PORT": str(port)}
+    environ["SLIPWAY__ENDPOINTS__GRPC_PORT"] = str(grpc_port)
     with log.open("w") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "appliance", "serve"], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=environ

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,67 @@ def test_sagemaker_registers_selects_and_removes_adapters(service):
         assert client.request("DELETE", f"/adapters/{name}").status_code == 200
     assert client.request("DELETE", "/adapters/sm").status_code == 404
     assert client.post("/v1/completions", json=body, headers=header).status_code == 404
+
+
+def test_a_multi_model_endpoint_loads_lists_invokes_and_unloads_adapters(service, folder: Path):
+    """The adapter comes from an archive."""
+    appliance, right = service
+    client = appliance.client
+    with tarfile.open(folder / "store" / "packed.tar.gz", "w:gz") as archive:
+        archive.add(folder / "store" / "two", "two")
+    body = {"model_name": "packed", "url": "packed.tar.gz"}
+    shown = {"modelName": "packed", "modelUrl": "packed.tar.gz"}
+    reply = client.post("/models", json=body)
+    assert (reply.status_code, reply.json()) == (200, shown)
+    assert client.post("/models", json=body).status_code == 409
+    assert client.post("/models", json={**body, "model_name": "base"}).status_code == 409
+    assert client.post("/models", json={"model_name": "x"}).status_code == 400
+    assert client.post("/models", json={"model_name": "x", "url": "absent.tar.gz"}).status_code == 404
+    names, token = [], ""
+    for _ in range(2):
+        page = client.get("/models", params={"limit": 1, "next_page_token": token}).json()
+        names += [one["modelName"] for one in page["models"]]
+        token = page["nextPageToken"]
+    assert names == sorted(listed(appliance))[:2]
+    assert client.get("/models/packed").json() == shown and client.get("/models/absent").status_code == 404
+    asked = {"prompt": "The ship", "max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    target = {"X-Amzn-SageMaker-Target-Model": "packed.tar.gz"}
+    reply = client.post("/models/packed/invoke", json=asked, headers=target)
+    assert reply.json()["model"] == "packed" and reply.json()["choices"][0]["token_ids"] == right["two"]
+    assert client.post("/models/base/invoke", json=asked).json()["model"] == "base"
+    assert client.post("/models/absent/invoke", json=asked).status_code == 404
+    assert client.get("/ping").status_code == 200
+    assert client.delete("/models/packed").status_code == 200
+    assert client.delete("/models/packed").status_code == client.get("/models/packed").status_code == 404
+    assert client.delete("/models/base").status_code == 501
+
+
+def test_damaged_and_foreign_archives_of_adapters_are_refused(service, folder: Path):
+    appliance, _ = service
+    (folder / "store" / "damaged.tar.gz").write_bytes(b"\x1f\x8b damaged")
+    with tarfile.open(folder / "store" / "foreign.tgz", "w:gz") as archive:
+        archive.add(folder / "m.yaml", "m.yaml")
+    with tarfile.open(folder / "outside.tar.gz", "w:gz") as archive:
+        archive.add(folder / "outside", "outside")
+    for url in ("damaged.tar.gz", "foreign.tgz", "../outside.tar.gz"):
+        reply = appliance.client.post("/models", json={"model_name": "x", "url": url})
+        assert (reply.status_code, reply.json()["error"]["type"]) == (400, "InvalidUserInput"), reply.text
+    assert "x" not in listed(appliance)
+
+
+def test_the_repository_extension_loads_and_unloads_by_name(service):
+    appliance, right = service
+    client = appliance.client
+    for _ in range(2):
+        reply = client.post("/v2/repository/models/new/load")
+        assert (reply.status_code, reply.json()) == (200, {"name": "new", "load": True})
+    assert tokens(appliance, "new") == right["new"]
+    index = client.post("/v2/repository/index").json()
+    assert {"name": "new", "version": "1", "state": "READY", "reason": ""} in index
+    assert client.post("/v2/repository/models/base/load").status_code == 200
+    reply = client.post("/v2/repository/models/absent/load")
+    assert reply.status_code == 404 and isinstance(reply.json()["error"], str)
+    reply = client.post("/v2/repository/models/new/unload")
+    assert (reply.status_code, reply.json()) == (200, {"name": "new", "unload": True})
+    assert client.post("/v2/repository/models/new/unload").status_code == 404
+    assert client.post("/v2/repository/models/base/unload").status_code == 501

@@ -4,13 +4,16 @@ The model is a small Whisper with random weights. tests/appliance/server/speech 
 transformers.
 """
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
+from appliance.cli.main import main
 from tests.appliance.server.speech.conftest import clip, wav
 from tests.e2e.conftest import Appliance
 from tests.engine.speech.whisper import write
@@ -68,3 +71,12 @@ def test_a_transcript_survives_a_kill_of_its_engine(service: Appliance, client: 
 def test_text_routes_refuse_a_speech_model(service: Appliance) -> None:
     body = {"model": "whisper", "messages": [{"role": "user", "content": "hello"}]}
     assert service.client.post("/v1/chat/completions", json=body).status_code == 404
+
+
+def test_bench_measures_transcriptions(service: Appliance, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tmp_path / "result.json"
+    options = ["-n", "3", "-C", "2", "--dataset", "audio", "--audio-seconds", "3", "--output", str(result)]
+    code = main(["bench", service.url, *options, "--body", '{"language": "en", "temperature": 0}'])
+    assert code == 0, capsys.readouterr().out
+    summary = json.loads(result.read_text())["endpoints"][0]["summary"]
+    assert summary["failures"] == 0 and summary["audio_seconds"] >= 3 and summary["rtfx"] > 0

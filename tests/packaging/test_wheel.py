@@ -57,9 +57,15 @@ def test_the_wheel_has_the_packages_their_data_and_nothing_else(wheel: Path) -> 
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     (metadata,) = (top for top in tops if top.endswith(".dist-info"))
-    assert metadata.startswith("slipway_serve-") and tops - {metadata} == {"appliance", "engine", "kernels"}
+    assert metadata.startswith("slipway_serve-") and tops - {metadata} == {"appliance", "engine", "kernels", "slipway"}
     for name in (
-        *("appliance/py.typed", "engine/py.typed", "kernels/py.typed", f"{metadata}/licenses/LICENSE"),
+        *(
+            "appliance/py.typed",
+            "engine/py.typed",
+            "kernels/py.typed",
+            "slipway/py.typed",
+            f"{metadata}/licenses/LICENSE",
+        ),
         *("appliance/demo/demo.yaml", "appliance/demo/demo/model.safetensors", "appliance/demo/demo/tokenizer.json"),
         *("appliance/server/admin/static/index.html", "kernels/tuned/amd-instinct.json"),
     ):

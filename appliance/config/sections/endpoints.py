@@ -162,6 +162,13 @@ class Endpoints(Section):
         example=8080,
     )
     """Port of the gateway; 0 selects a free one."""
+    grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = declare(
+        None,
+        effect=GATEWAY,
+        clients=Note("the Open Inference Protocol is served over gRPC on another port, or not at all"),
+        example=8081,
+    )
+    """Port of the Open Inference Protocol over gRPC; it needs the extra `grpc`. KServe's port is 8081."""
     api_keys: SecretName | None = declare(
         None,
         effect=LIVE,

@@ -31,6 +31,8 @@ class Traces(Section):
         (), effect=GATEWAY, example=["deployment.environment.name=production"], strict=False
     )
     """Further resource attributes as `name=value`; they override OTEL_RESOURCE_ATTRIBUTES."""
+    logs: bool = declare(False, effect=GATEWAY)
+    """Also send the log records of the gateway to the collector, with the trace and span of their request."""
     content: bool = declare(False, effect=GATEWAY)
     """Record prompts and replies in the spans."""
 
@@ -51,6 +53,24 @@ class Observability(Section):
     """Log generated text: once per reply, or also each streamed delta."""
     vllm_metrics: bool = declare(True, effect=LIVE)
     """Publish the metrics under vLLM's names too, for existing dashboards and autoscalers."""
+    mfu_metrics: bool = declare(
+        False,
+        effect=SERVICE,
+        affects=("engine.observability.step_costs", "gateway.hardware"),
+        aliases={"vLLM": "enable_mfu_metrics"},
+    )
+    """Count floating-point operations and memory traffic of steps, and publish them with the limits of the hardware, so
+    that the utilisation follows."""
+    profiler_folder: str | None = declare(
+        None,
+        effect=SERVICE,
+        affects=("engine.observability.profiler_folder", "gateway.profiler"),
+        aliases={"vLLM": ("profiler_config", "torch_profiler_dir")},
+        is_path=True,
+        example="profiles",
+    )
+    """Enable the routes `/start_profile` and `/stop_profile`, which write traces of operations and steps to this
+    folder. Profiles slow down the engine and contain no text."""
     timelines: Annotated[int, Field(ge=0)] = declare(1000, effect=LIVE, example=1000)
     """Number of replies whose timeline is available to `slipway why ID`; 0 keeps none."""
     traces: Traces = Traces()

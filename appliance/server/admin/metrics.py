@@ -1,7 +1,6 @@
-"""/metrics: the Prometheus text exposition."""
+"""/metrics: the Prometheus text exposition, or OpenMetrics with exemplars."""
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
 from appliance.server.admin.health import readiness
@@ -15,4 +14,5 @@ router = APIRouter(tags=["metrics"])
 async def metrics(request: Request) -> Response:
     service = service_of(request)
     service.metrics.phase = readiness(service)["phase"]
-    return Response(service.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    body, media_type = service.metrics.render(request.headers.get("accept", ""))
+    return Response(body, media_type=media_type)

@@ -97,6 +97,13 @@ class NotFound(ApiError):
         self.message = message
 
 
+class Conflict(ApiError):
+    """The resource exists."""
+
+    status = 409
+    type = "ConflictError"
+
+
 class MethodNotAllowed(ApiError):
     status = 405
     type = "MethodNotAllowedError"

@@ -8,14 +8,14 @@ from starlette.responses import Response
 from appliance.server.errors.anthropic import is_messages, message_error_response
 from appliance.server.errors.api import api_error, error_response
 
-INFERENCE = "/v2/models"
+INFERENCE = ("/v2/models", "/v2/repository")
 
 
 def response_of(path: str) -> Callable[[Exception, str], Response]:
     """Return the function that converts an exception to the response of this path. It takes the request ID, too."""
     if is_messages(path):
         return message_error_response
-    if path == INFERENCE or path.startswith(f"{INFERENCE}/"):
+    if path in INFERENCE or path.startswith(tuple(f"{prefix}/" for prefix in INFERENCE)):
         return inference_error_response
     return error_response
 

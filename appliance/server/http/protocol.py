@@ -24,6 +24,8 @@ from appliance.server.http.connections import CloseReason, Connection, Connectio
 
 log = logging.getLogger(__name__)
 
+WEBSOCKET = "/invocations-bidirectional-stream"
+"""Path of the WebSocket of Amazon SageMaker."""
 SLICE_BYTES = 8192
 """Maximum bytes per call of the parser, so that one read cannot start more than a few hundred requests."""
 LINGER_S = 5.0
@@ -80,6 +82,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._ended = False  # the last reply is written
         self._ignores_input = False
         self._served = False
+        self._upgrades = False
         self._timer: asyncio.TimerHandle | None = None
 
     # Connection
@@ -156,8 +159,11 @@ class HttpProtocol(HttpToolsProtocol):
             self._check_head()
         except _TooLarge:
             self._refuse_head()
-        except httptools.HttpParserUpgrade:  # handled as if no upgrade had been requested
-            self._ignores_input = True
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._upgrades:
+                self._become_websocket(bytes(piece[upgrade.args[0] :]))
+                return False
+            self._ignores_input = True  # handled as if no upgrade had been requested
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, _TooLarge):
                 self._refuse_head()
@@ -167,6 +173,28 @@ class HttpProtocol(HttpToolsProtocol):
             return True
         self._set_timer()
         return False
+
+    def _become_websocket(self, rest: bytes) -> None:
+        """Pass the connection on to a WebSocket, with the input after the handshake."""
+        from appliance.server.http.websocket import WebSocketProtocol  # needs wsproto
+
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ignores_input = True
+        self.connections.discard(self)
+        self._table.set_busy(self._connection)
+
+        def lost(socket: Any) -> None:
+            self.connections.discard(socket)
+            self._table.remove(self._connection)
+
+        scope = {**self.scope, "raw_path": WEBSOCKET.encode()}
+        socket = WebSocketProtocol(self.app, scope, self._gateway, lost)
+        self.connections.add(socket)  # type: ignore[arg-type]
+        self.transport.set_protocol(socket)
+        socket.begin(self.transport)
+        if rest:
+            socket.data_received(rest)
 
     def _count_line(self, size: int) -> None:
         self._head_bytes += size
@@ -205,8 +233,19 @@ class HttpProtocol(HttpToolsProtocol):
         if self._receiving == "head":  # trailers are not used
             super().on_header(name, value)
 
+    def _should_upgrade(self) -> bool:
+        """Return whether the request is the handshake of a WebSocket of SageMaker, and the first of its connection or
+        after completed ones. Other upgrades are ignored."""
+        upgrade = next((value for name, value in self.headers if name == b"upgrade"), b"")
+        if upgrade.lower() != b"websocket" or self._busy or self.pipeline:
+            return False
+        return httptools.parse_url(self.url).path == WEBSOCKET.encode()
+
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        if self.parser.should_upgrade() and self._should_upgrade():
+            self._upgrades = True
+            return
         self._receiving, self._since = "body", self.loop.time()
         self._head_bytes = self._line_bytes = self._num_headers = 0
         self._served = True
@@ -223,6 +262,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._upgrades:
+            return
         super().on_message_complete()
         self._receiving = "nothing"
 

@@ -13,6 +13,7 @@ from appliance.observability.history import History
 from appliance.observability.log import RequestLog
 from appliance.observability.metrics import Metrics, now
 from appliance.observability.tracing import Tracing
+from appliance.observability.usage import UsageLedger
 from appliance.runtime.halted import HaltedState
 from appliance.security.allowance import Allowances
 from appliance.security.certificate import Certificate
@@ -75,6 +76,7 @@ class Service:
         )
         self.health_paths: frozenset[str] = frozenset(config.endpoints.routes.health)
         self.history = History()
+        self.usage = UsageLedger()
         self.set_keys(keys)
         self.halted: HaltedState | None = None  # set once by the launcher, when the appliance halts
         self.started_s = time.time()

@@ -16,7 +16,8 @@ from appliance.server.http.body import json_body, read_body
 from appliance.server.http.service import service_of
 
 
-async def _enabled(request: Request) -> None:
+async def enabled(request: Request) -> None:
+    """Raise NotFound unless the manifest permits to load adapters."""
     if not service_of(request).config.adapter_folders:
         raise NotFound(
             f"{request.url.path} is not enabled: set adapter_loading.folders to the folders from which adapters may be "
@@ -24,7 +25,8 @@ async def _enabled(request: Request) -> None:
         )
 
 
-async def _permitted(request: Request) -> None:
+async def permitted(request: Request) -> None:
+    """Raise Forbidden unless the API key permits to load adapters."""
     key = request.state.key
     if key is not None and not key.adapters:
         raise Forbidden(
@@ -32,8 +34,8 @@ async def _permitted(request: Request) -> None:
         )
 
 
-router = APIRouter(tags=["adapters"], dependencies=[Depends(_enabled)])
-_CHANGES = [Depends(_permitted)]
+router = APIRouter(tags=["adapters"], dependencies=[Depends(enabled)])
+_CHANGES = [Depends(permitted)]
 
 
 class LoadAdapterRequest(BaseModel):

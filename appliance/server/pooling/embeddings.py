@@ -67,7 +67,7 @@ def _places(outcome: Outcome[PoolPlan], parts: list[bytes], body: Encoded) -> li
     return places
 
 
-def _plan_embeddings(body: EmbeddingRequest, served: Served) -> PoolPlan:
+def plan_embeddings(body: EmbeddingRequest, served: Served) -> PoolPlan:
     config = served.config
     chunks = body.late_chunking_params is not None
     if chunks and "token_embed" not in config.tasks:
@@ -85,7 +85,7 @@ def _plan_embeddings(body: EmbeddingRequest, served: Served) -> PoolPlan:
 
 async def create_embeddings(service: Service, request: Request, body: EmbeddingRequest) -> Response:
     call = receive_pooling(service, request, body, "embeddings")
-    plan = await asyncio.to_thread(_plan_embeddings, body, call.context)
+    plan = await asyncio.to_thread(plan_embeddings, body, call.context)
     outcome = await pool(call, body, plan)
     if body.late_chunking_params is not None:
         unit = body.use_activation is not False and facts(service.config).activation == "normalize"
@@ -127,7 +127,7 @@ async def pool_prompts(request: Request) -> Response:
     return await create_pooling(service_of(request), request, await read_body(request, PoolingRequest))
 
 
-def _plan_classes(body: ClassifyRequest, served: Served) -> PoolPlan:
+def plan_classes(body: ClassifyRequest, served: Served) -> PoolPlan:
     """Return the parsed request.
 
     Raise RequestError for an empty text: its label would come from special tokens only.
@@ -150,7 +150,7 @@ def _label_of(labels: tuple[str, ...]) -> Callable[[list[float]], str | None]:
 
 async def create_classes(service: Service, request: Request, body: ClassifyRequest) -> Response:
     call = receive_pooling(service, request, body, "classify")
-    plan = await asyncio.to_thread(_plan_classes, body, call.context)
+    plan = await asyncio.to_thread(plan_classes, body, call.context)
     outcome = await pool(call, body, plan)
     label = _label_of(facts(service.config).labels)
     data = [

@@ -7,6 +7,7 @@ import msgspec
 
 from appliance.observability.metrics import Metrics, now
 from appliance.observability.spans import RequestSpan, SequenceTimes, SpanEvent, Value
+from appliance.observability.usage import Tokens
 from appliance.server.routing.admission import DrainRate, LatencyEstimate
 from appliance.server.routing.timeline import (
     Arrived,
@@ -20,6 +21,7 @@ from appliance.server.routing.timeline import (
     Timelines,
 )
 from engine.api.messages import Delta, Finish, Submit, Timing
+from engine.metrics.sequence import SequenceMetrics
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ class Counters:
     latency: LatencyEstimate
     spend: Callable[[str, int], None]
     """Called with (owner, tokens) when tokens were computed for an owner."""
+    used: Callable[[Submit, Tokens], None]
+    """Called with a sequence that has ended and its tokens."""
 
 
 class Account:
     """Counts one sequence.
 
-    Calls nothing but the shared counters. `label` names the sequence's current or last engine in metrics.
+    Calls nothing but the shared counters.
     """
 
     def __init__(
@@ -59,7 +63,6 @@ class Account:
         self.emitted: list[int] = [] if earlier is None else list(earlier.emitted)
         self.timing: Timing | None = None if earlier is None else earlier.timing
         self.started = False
-        self.label = "0"
         self._counters = counters
         self._submit = submit
         self._key = key
@@ -69,8 +72,12 @@ class Account:
         self._span = span
         self._span_events: list[SpanEvent] = []
         self._num_earlier = len(self.emitted)
-        self._is_pooled = False  # it has its pooled vector instead of tokens
-        self._arrived_s = self._last_s = self._first_s = now()
+        trace = None if span is None else (span.trace_id, span.span_id)
+        self._metrics = SequenceMetrics(counters.metrics, now(), trace)
+
+    @property
+    def label(self) -> str:
+        return self._metrics.label
 
     def arrive(self, num_open: int) -> None:
         """Count the sequence as queued, while `num_open` other sequences run."""
@@ -85,12 +92,12 @@ class Account:
 
     def place(self, label: str, tokens: int) -> None:
         """Record the engine that computes the sequence after `tokens` tokens."""
-        self.label = label
+        self._metrics.label = label
         self.record(Placed(label, tokens))
 
     def resume(self, pause_s: float) -> None:
         """Record that the sequence continues after `pause_s` seconds without an engine."""
-        self._counters.metrics.observe("interruption_seconds", pause_s, self.label)
+        self._metrics.observe("interruption_seconds", pause_s)
 
     def interrupt(self) -> None:
         """Keep the times of the engine that is gone."""
@@ -111,7 +118,7 @@ class Account:
         if delta.ids:
             self._gain(delta.ids, moment)
         if delta.pooled is not None:
-            self._is_pooled, self._last_s = True, moment
+            self._metrics.pooled(moment)
 
     def _start(self, moment: float) -> None:
         self.started = True
@@ -119,26 +126,16 @@ class Account:
         self._counters.drain.start(moment, prompt)
         if not self._is_resumed:
             cached = self.timing.cached_tokens if self.timing else 0
-            self._counters.metrics.prompt(self.label, prompt, cached)
+            self._metrics.prompt(prompt, cached)
             self._counters.spend(self._submit.owner, prompt - cached)
 
     def _gain(self, ids: tuple[int, ...], moment: float) -> None:
-        metrics, label, count = self._counters.metrics, self.label, len(ids)
-        metrics.add("generation_tokens", count, label)
         if self._submit.owner:
-            self._counters.spend(self._submit.owner, count)
-        pauses, share_s = count, 0.0
-        if self.emitted:
-            # Deltas that were merged for a slow client share the pause among their tokens.
-            share_s = (moment - self._last_s) / count
-        else:
-            pauses, self._first_s = count - 1, moment
+            self._counters.spend(self._submit.owner, len(ids))
+        if not self.emitted:
             self.record(FirstToken())
-            metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
-        if pauses:
-            metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
+        self._metrics.gain(len(ids), moment, is_first=not self.emitted)
         self.emitted += ids
-        self._last_s = moment
 
     def end(self, reason: Finish) -> None:
         """Record the end of the sequence in this process."""
@@ -156,7 +153,7 @@ class Account:
         timing, submit = self.timing or Timing(), self._submit
         _trace_request(span, submit)
         # Times of an earlier gateway process precede this request.
-        scheduled = max(timing.scheduled, self._arrived_s) if timing.scheduled else 0.0
+        scheduled = max(timing.scheduled, self._metrics.arrived_s) if timing.scheduled else 0.0
         first = max(timing.first_token, scheduled) if timing.first_token else 0.0
         sequence: dict[str, Value] = {"slipway.sequence.id": submit.id, "slipway.engine": self.label}
         phases: dict[str, dict[str, Value]] = {
@@ -174,33 +171,16 @@ class Account:
             },
         }
         error = reason if reason in ("error", "deadline") else ""
-        times = SequenceTimes(self._arrived_s, scheduled, first, timing.last_token or now())
+        times = SequenceTimes(self._metrics.arrived_s, scheduled, first, timing.last_token or now())
         span.add_sequence(times, phases, self._span_events, error)
 
     def count_end(self, reason: Finish) -> None:
         """Count a sequence that no other one will resume."""
-        metrics, label = self._counters.metrics, self.label
-        metrics.finished(label, reason, len(self.emitted), self._submit.max_tokens, self._submit.adapter)
-        if reason != "error" and (self.emitted or self._is_pooled):
-            self._observe_times(metrics, label)
-
-    def _observe_times(self, metrics: Metrics, label: str) -> None:
-        metrics.observe("request_duration_seconds", self._last_s - self._arrived_s, label)
-        decode_s = self._last_s - self._first_s if self.emitted else 0.0
-        timing = self.timing
-        if timing is not None and timing.first_token:
-            # A reply that was cut at a stop string has no last delta from the engine, so use the gateway's clock.
-            decode_s = (timing.last_token - timing.first_token) or decode_s
-            prefill_s = timing.first_token - timing.scheduled
-            metrics.observe("request_queue_time_seconds", timing.scheduled - timing.arrived, label)
-            metrics.observe("request_prefill_time_seconds", prefill_s, label)
-            metrics.observe("request_inference_time_seconds", prefill_s + decode_s, label)
-            if self.emitted:
-                metrics.observe("request_decode_time_seconds", decode_s, label)
-            metrics.observe("request_preemptions", timing.preemptions, label)
-        if len(self.emitted) > 1:
-            pause_s = decode_s / (len(self.emitted) - 1)
-            metrics.observe("request_time_per_output_token_seconds", pause_s, label)
+        submit = self._submit
+        if self.started:
+            cached = self.timing.cached_tokens if self.timing else 0
+            self._counters.used(submit, Tokens(len(submit.prompt), cached, len(self.emitted)))
+        self._metrics.end(reason, len(self.emitted), submit.max_tokens, adapter=submit.adapter, timing=self.timing)
 
 
 SPAN_EVENTS: dict[type, str] = {

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 import re
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from appliance.checkpoints.remote import SourceError
+from appliance.checkpoints.unpack import unpack
 from appliance.server.errors.api import BadRequest, InvalidInput, NotFound, Unavailable
 from engine.api.client import EngineClient
 from engine.api.config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -22,6 +25,9 @@ from engine.api.messages import AdapterChanged, LoadAdapter, UnloadAdapter
 
 log = logging.getLogger(__name__)
 FILE = "adapters.json"
+UNPACKED = "adapters"
+ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+MAX_UNPACKED = 16 * 2**30  # bytes of the files of one adapter
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}")
 RETRY_AFTER_S = 3
 LOAD_S = 300.0  # maximum time for an engine to load an adapter
@@ -32,10 +38,11 @@ class Folders:
     """Folders whose sub-folders may be loaded as adapters; symbolic links are resolved."""
 
     allowed: tuple[Path, ...]
+    unpack_folder: Path | None = None  # for archives, which are refused without it
 
     @classmethod
-    def of(cls, folders: Sequence[str]) -> "Folders":
-        return cls(tuple(Path(folder).resolve() for folder in folders))
+    def of(cls, folders: Sequence[str], run: str = "") -> "Folders":
+        return cls(tuple(Path(folder).resolve() for folder in folders), Path(run) / UNPACKED if run else None)
 
     def find(self, name: str, path: str) -> Path:
         """Return the resolved folder of an adapter. A relative path starts at one of the allowed folders. Raise
@@ -46,10 +53,13 @@ class Folders:
                 f"lora_path of adapter '{name}' is outside of the folders that adapter_loading.folders allows.",
                 "lora_path",
             )
-        found = next((one for one in inside if (one / ADAPTER_CONFIG).is_file()), None)
+        found = next((one for one in inside if (one / ADAPTER_CONFIG).is_file() or is_archive(one)), None)
+        if found is not None and is_archive(found):
+            return self._unpacked(name, found)
         if found is None:
             raise NotFound(
-                f"No adapter found for '{name}': there is no folder with {ADAPTER_CONFIG} at this path.", "lora_path"
+                f"No adapter found for '{name}': there is no folder with {ADAPTER_CONFIG}, nor an archive, here.",
+                "lora_path",
             )
         for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
             if not self._contains((found / file).resolve()):
@@ -58,6 +68,26 @@ class Folders:
                     "adapter_loading.folders allows.",
                     "lora_path",
                 )
+        return found
+
+    def _unpacked(self, name: str, archive: Path) -> Path:
+        """Unpack an archive into the run directory, unless this version of it is there. Return the adapter's folder.
+        Raise InvalidInput for an archive that is damaged, or that has no adapter."""
+        if self.unpack_folder is None:
+            raise InvalidInput("Archives of adapters need a run directory.", "lora_path")
+        about = archive.stat()
+        folder = self.unpack_folder / f"{archive.name}-{about.st_mtime_ns}-{about.st_size}"
+        try:
+            if not folder.exists():
+                new = folder.with_name(f"{folder.name}.new")
+                shutil.rmtree(new, ignore_errors=True)
+                unpack(archive, new, MAX_UNPACKED, limit="the maximum of an adapter")
+                new.rename(folder)
+        except SourceError as error:
+            raise InvalidInput(f"The archive of adapter '{name}': {error}.", "lora_path") from error
+        found = next((one.parent for one in folder.rglob(ADAPTER_CONFIG)), None)
+        if found is None:
+            raise InvalidInput(f"The archive of adapter '{name}' has no {ADAPTER_CONFIG}.", "lora_path")
         return found
 
     def named(self, name: str) -> Path | None:
@@ -76,6 +106,10 @@ class Folders:
 
     def _contains(self, path: Path) -> bool:
         return any(folder in path.parents for folder in self.allowed)
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.endswith(ARCHIVES) and path.is_file()
 
 
 class AdapterRegistry:
@@ -102,7 +136,8 @@ class AdapterRegistry:
             clients: returns the connections to the engines.
         """
         self._first, self._base, self._clients = tuple(first), tuple(names), clients
-        self.folders, self._on_request = Folders.of(folders), on_request and bool(folders)
+        self.folders, self._on_request = Folders.of(folders, run), on_request and bool(folders)
+        self._sources: dict[str, str] = {}  # path in the request that loaded an adapter
         self._file = Path(run) / FILE if run else None
         self._paths: dict[str, str] = dict.fromkeys(first, "")  # "": the folder in the manifest
         if self._file is not None and self._file.exists():
@@ -113,6 +148,10 @@ class AdapterRegistry:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._paths)
+
+    def source(self, name: str) -> str:
+        """Return the path with which an adapter was loaded, "" for one of the manifest."""
+        return self._sources.get(name, "")
 
     def __contains__(self, name: str) -> bool:
         return name in self._paths
@@ -135,6 +174,7 @@ class AdapterRegistry:
                     "lora_name",
                 )
             await self._load(name, str(folder))
+            self._sources[name] = path
 
     async def unload(self, name: str) -> None:
         """Remove an adapter. Open requests with it are completed. Raise NotFound for an unknown name."""
@@ -142,6 +182,7 @@ class AdapterRegistry:
             if name not in self._paths:
                 raise NotFound(f"The lora adapter '{name}' cannot be found.", "lora_name")
             del self._paths[name]
+            self._sources.pop(name, None)
             self._save()
             for index in self._serving():
                 self._send(index, UnloadAdapter(name))

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from appliance.config.gateway import GatewayConfig
 from appliance.observability.metrics import Metrics, now
+from appliance.observability.usage import Tokens
 from appliance.runtime.crash_exemption import CrashKind
 from appliance.runtime.inflight import OpenRequest
 from appliance.server.errors.api import EngineFailed, Overloaded, Quarantined, Unavailable
@@ -87,6 +88,7 @@ class Router:
         policy: str = "fcfs",
         report_in_flight: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
         spend: Callable[[str, int], None] = lambda owner, tokens: None,
+        used: Callable[[Submit, Tokens], None] = lambda submit, tokens: None,
         decoder_start_ids: tuple[int, ...] = (),
         adapters: AdapterRegistry | None = None,
     ) -> None:
@@ -99,6 +101,7 @@ class Router:
             policy: scheduling policy of the engines.
             report_in_flight: called with (program, requests) when an engine is gone that was computing these requests.
             spend: called with (owner, tokens) when tokens were computed for an owner.
+            used: called with a sequence that has ended and its tokens.
             decoder_start_ids: first decoder tokens of an encoder-decoder model; empty for other models.
             adapters: LoRA adapters, which engines get when they become ready.
         """
@@ -109,7 +112,7 @@ class Router:
         self.backlog = Admission(max_waiting_tokens)
         self.drain = DrainRate()
         self.latency = LatencyEstimate(self.drain)
-        self._counters = Counters(metrics, self.timelines, self.drain, self.latency, spend)
+        self._counters = Counters(metrics, self.timelines, self.drain, self.latency, spend, used)
         self._goes_before = GOES_BEFORE[policy]
         self.engines: list[Engine[Generation]] = [self._engine(index, socket) for index, socket in enumerate(sockets)]
         self.halted = ""

@@ -110,6 +110,8 @@ DESCRIPTIONS: dict[str | tuple[str, str], str] = {
     "url": "https URL of an allowed host, or file URL of an allowed folder.",
     ("Base64Source", "data"): "The image file in base64.",
     # Adapters
+    "model_name": "Name of the new model.",
+    ("LoadModelRequest", "url"): "Folder or archive of a LoRA adapter, in one of the folders of the manifest.",
     "lora_name": "Name that requests use as `model`.",
     "lora_path": "Folder of the adapter, in one of the folders of the manifest.",
     "load_inplace": "Read the files again if an adapter with this name is loaded.",

@@ -1,11 +1,15 @@
 """`slipway bench` against a tiny server that answers with known numbers."""
 
+import base64
+import io
 import json
 import re
+import wave
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from appliance.cli.main import main
 from tests.appliance.bench.tiny_server import TinyServer, tiny_server
@@ -241,7 +245,10 @@ def test_a_missing_server_is_a_one_line_error(capsys):
         (["-m", "a", "-m", "b"], "--model: 2 names for 1 URLs"),
         (["--seed", "-1"], "--seed: use 0 or more"),
         (["--pause", "-1"], "--pause: use 0 or more"),
-        (["--dataset", "pirates"], "--dataset pirates: use one of random, prefix, conversations, sharegpt:FILE"),
+        (
+            ["--dataset", "pirates"],
+            "--dataset pirates: use one of random, prefix, conversations, images, audio, sharegpt:FILE",
+        ),
         (["--dataset", "conversations", "--api", "completions"], "need --api chat"),
         (["--dataset", "jsonl:/nowhere"], "/nowhere"),
     ],
@@ -265,3 +272,57 @@ def test_a_message_without_content_needs_the_chat_route(server, tmp_path, capsys
     file.write_text('{"messages": [{"role": "assistant", "tool_calls": []}]}')
     assert main(["bench", server.url, "--dataset", f"jsonl:{file}", "--api", "completions"]) == 2
     assert "need --api chat" in capsys.readouterr().err
+
+
+def test_images_are_pictures_of_the_size_that_no_other_request_has(server, tmp_path):
+    bench(server, tmp_path, "-n", "3", "--dataset", "images", "--images", "2", "--image-size", "50x20", "--seed", "1")
+    urls = [part["image_url"]["url"] for body in server.sent() for part in body["messages"][0]["content"][1:]]
+    assert len(urls) == len(set(urls)) == 6
+    image = Image.open(io.BytesIO(base64.b64decode(urls[0].partition(",")[2])))
+    assert (image.size, image.mode) == ((50, 20), "RGB") and len(image.getcolors()) > 4
+    assert all(body["messages"][0]["content"][0]["text"] for body in server.sent())
+
+
+def clips(folder: Path, *seconds: float) -> Path:
+    folder.mkdir(parents=True)
+    for number, duration in enumerate(seconds):
+        with wave.open(str(folder / f"{number}.wav"), "wb") as writer:
+            writer.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
+            writer.writeframes(bytes(2 * round(8000 * duration)))
+    return folder
+
+
+@pytest.mark.parametrize(("bounds", "seconds"), [("1..40", [1, 10, 40]), ("1..39.9", [1, 10]), ("1.1..10", [10])])
+def test_recordings_within_the_range_are_transcribed_and_rtfx_is_their_rate(server, tmp_path, bounds, seconds):
+    folder = clips(tmp_path / "clips", 1, 10, 40)
+    result = bench(server, tmp_path, "--dataset", f"audio:{folder}", "--audio-range", bounds)
+    numbers = result["endpoints"][0]["summary"]
+    assert numbers["audio_seconds"] == sum(seconds) and numbers["requests"] == len(seconds)
+    assert numbers["rtfx"] == pytest.approx(sum(seconds) / numbers["seconds"], rel=0.02)
+    assert (numbers["prompt_tokens"], numbers["output_tokens"]) == (9 * len(seconds), 2 * len(seconds))
+    assert {path for path, _, _ in server.bodies} == {"/v1/audio/transcriptions"}
+    assert {fields["file"] for fields in server.sent()} == {
+        file.read_bytes() for file, at in zip(sorted(folder.iterdir()), (1, 10, 40), strict=True) if at in seconds
+    }
+
+
+def test_generated_recordings_have_durations_and_other_workloads_no_rtfx(server, tmp_path):
+    server.usage = False
+    result = bench(server, tmp_path, "-n", "4", "--dataset", "audio", "--audio-seconds", "2", "--warmup", "1")
+    sizes = [len(fields["file"]) for fields in server.sent()[1:]]
+    assert result["endpoints"][0]["summary"]["audio_seconds"] == sum(size - 44 for size in sizes) / 32_000
+    assert "rtfx" not in bench(server, tmp_path, "-n", "2")["endpoints"][0]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dataset", "audio:absent"), "not a folder"),
+        (("--dataset", "images", "--image-size", "448"), "--image-size 448"),
+        (("--dataset", "audio", "--audio-range", "9..1"), "--audio-range 9..1"),
+        (("--dataset", "images", "--images", "0"), "--images 0"),
+    ],
+)
+def test_wrong_options_of_media_are_named(server, capsys, options, message):
+    assert main(["bench", server.url, *options]) == 2
+    assert message in capsys.readouterr().err

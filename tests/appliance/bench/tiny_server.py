@@ -1,6 +1,7 @@
 """An OpenAI-compatible server that streams known replies, in a thread."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(200, json.dumps({"data": [{"id": "tiny"}, {"id": "other"}]}).encode())
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/v1/audio/transcriptions":
+            return self._transcribe(content)
+        body = json.loads(content)
         if self.path == "/tokenize":
             count = len(body["prompt"].split()) * self.server.tokens_per_word
             return self._reply(200 if count else 404, json.dumps({"count": count}).encode())
@@ -54,6 +58,22 @@ class _Handler(BaseHTTPRequestHandler):
             lines = ["data: {\n\n"]
         end = "" if how == "cut" else "data: [DONE]\n\n"
         return self._reply(200, ("".join(lines) + end).encode(), "text/event-stream")
+
+    def _transcribe(self, content: bytes) -> None:
+        """Answer each recording with two words and a usage of 9 tokens, or without a stream if `usage` is off."""
+        fields = {
+            re.search(rb'name="(\w+)"', part)[1].decode(): part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+            for part in content.split(b"--" + self.headers["Content-Type"].partition("boundary=")[2].encode())[1:-1]
+        }
+        with self.server.lock:
+            self.server.bodies.append((self.path, fields, self.headers.get("Authorization")))
+        if not self.server.usage:
+            return self._reply(200, b'{"text": "two words"}')
+        events = [{"type": "transcript.text.delta", "delta": word} for word in ("two", " words")]
+        usage = {"type": "tokens", "input_tokens": 9, "output_tokens": 2}
+        events.append({"type": "transcript.text.done", "text": "two words", "usage": usage})
+        lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        return self._reply(200, lines.encode(), "text/event-stream")
 
     def _records(self, body: dict[str, Any], number: int) -> list[dict[str, Any]]:
         """A reply of `max_tokens` words, which name the request."""

@@ -337,7 +337,7 @@ def test_real_names_of_other_servers_belong_to_one_key_each() -> None:
         ),
         (
             "endpoints.invocations_without_key",
-            ("config/sections/endpoints.py", "server/middleware.py"),
+            ("config/sections/endpoints.py", "server/http/websocket.py", "server/middleware.py"),
         ),
     ],
 )

@@ -12,12 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from google.protobuf import json_format
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest as LogsRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 BYTES = ("traceId", "spanId", "parentSpanId")  # hexadecimal in OTLP's JSON, unlike other fields of bytes
 
 
-def parse(body: bytes) -> ExportTraceServiceRequest:
+def parse(body: bytes) -> ExportTraceServiceRequest | LogsRequest:
     """Return the message of OTLP's JSON encoding. Unknown fields and wrong types raise ParseError."""
 
     def convert(value: Any) -> Any:
@@ -30,7 +31,8 @@ def parse(body: bytes) -> ExportTraceServiceRequest:
             for name, each in value.items()
         }
 
-    return json_format.ParseDict(convert(json.loads(body)), ExportTraceServiceRequest())
+    value = convert(json.loads(body))
+    return json_format.ParseDict(value, ExportTraceServiceRequest() if "resourceSpans" in value else LogsRequest())
 
 
 def plain(value: Any) -> Any:
@@ -53,7 +55,7 @@ class Collector:
     statuses: list[int] = field(default_factory=list)  # of the next replies; then 200
     body: bytes = b"{}"
     pause_s: float = 0.0
-    requests: list[tuple[str, dict[str, str], ExportTraceServiceRequest]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
     faults: list[Exception] = field(default_factory=list)
     num_calls: int = 0
 
@@ -62,9 +64,19 @@ class Collector:
         return [
             span
             for _, _, message in self.requests
-            for resource in message.resource_spans
+            for resource in getattr(message, "resource_spans", ())
             for scope in resource.scope_spans
             for span in scope.spans
+        ]
+
+    @property
+    def records(self) -> list[Any]:
+        return [
+            record
+            for _, _, message in self.requests
+            for resource in getattr(message, "resource_logs", ())
+            for scope in resource.scope_logs
+            for record in scope.log_records
         ]
 
     def named(self, name: str) -> list[Any]:

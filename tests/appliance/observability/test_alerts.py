@@ -17,8 +17,8 @@ import yaml
 from appliance.deployment.grafana import grafana
 from appliance.deployment.prometheus_rules import bucket_bounds, prometheus_rules
 from appliance.observability.alerts import ALERTS, Thresholds
-from appliance.observability.families import counters, gauges, histograms
 from appliance.observability.rules import LATENCIES, Objectives, recordings
+from engine.metrics.families import counters, gauges, histograms
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="requires promtool (Debian: prometheus)")

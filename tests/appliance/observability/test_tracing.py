@@ -5,11 +5,15 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.samples import Exemplar
 
 from appliance.observability.metrics import Metrics, now
+from appliance.observability.otlp_logs import EXPORTING
 from appliance.observability.spans import SequenceTimes, Span, input_messages
 from appliance.observability.trace_settings import Sampler, TraceSettings
 from appliance.observability.tracing import Tracing
@@ -55,6 +59,38 @@ def test_request_has_a_server_span_with_queue_prefill_and_decode(start_gateway, 
     assert found["slipway.request.id"] == reply.headers["X-Request-Id"]
     assert attributes(phases["decode"].attributes)["gen_ai.usage.output_tokens"] == 5
     assert attributes(phases["prefill"].attributes)["gen_ai.usage.input_tokens"] == 3
+
+
+def test_latency_buckets_have_the_trace_of_their_last_request(start_gateway, engine, collector, traces, eventually):
+    """OpenMetrics has exemplars, the text format has none, and requests that are not sampled leave none"""
+    gateway = start_gateway(engine, traces=traces)
+    headers = {"traceparent": f"00-{ID}-{PARENT}-00"}
+    gateway.client.post("/test/generate", json={"max_tokens": 5}, headers=headers)
+
+    def exemplars() -> dict[str, list[Exemplar]]:
+        reply = gateway.client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
+        assert reply.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        found: dict[str, list[Exemplar]] = {}
+        for family in text_string_to_metric_families(reply.text):
+            for sample in family.samples:
+                if sample.exemplar is not None:
+                    assert sample.exemplar.value <= float(sample.labels["le"])
+                    found.setdefault(family.name, []).append(sample.exemplar)
+        return found
+
+    assert exemplars() == {}
+    gateway.generate(max_tokens=5)
+    eventually("the spans", lambda: len(collector.spans) == 4)
+    (request,) = collector.named("POST /test/generate")
+    found = exemplars()
+    names = ("time_to_first_token", "inter_token_latency", "request_duration", "request_prefill_time")
+    assert {f"{prefix}{name}_seconds" for name in names[:2] for prefix in ("slipway_", "vllm:")} <= found.keys()
+    assert {f"slipway_{name}_seconds" for name in names} <= found.keys()
+    labels = {"trace_id": request.trace_id.hex(), "span_id": request.span_id.hex()}
+    assert all(each.labels == labels for family in found.values() for each in family)
+    assert found["slipway_request_prefill_time_seconds"][0].value == pytest.approx(0.002)
+    plain = gateway.client.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4") and " # {" not in plain.text
 
 
 @pytest.mark.parametrize(("flags", "spans"), [("01", 4), ("00", 0), ("03", 4)])
@@ -218,6 +254,40 @@ def test_log_lines_have_the_ids_of_the_span(start_gateway, engine, collector, tr
     (request,) = collector.named("POST /test/generate")
     (line,) = [each for each in caplog.records if getattr(each, "path", "") == "/test/generate"]
     assert (line.trace_id, line.span_id) == (request.trace_id.hex(), request.span_id.hex())
+
+
+def test_log_records_are_exported_with_their_trace(start_gateway, engine, collector, traces, eventually):
+    """Records of the exporter are not exported."""
+    logging.getLogger().setLevel(logging.INFO)
+    logs = collector.url.replace("/v1/traces", "/v1/logs")
+    gateway = start_gateway(engine, traces=replace(traces, logs_url=logs))
+    collector.statuses = [400]
+    gateway.generate(max_tokens=2)
+    eventually("a rejected batch", lambda: not collector.statuses)
+    reply = gateway.generate(max_tokens=2)
+
+    def access() -> list[Any]:
+        mine = reply.headers["X-Request-Id"]
+        return [one for one in collector.records if attributes(one.attributes).get("request_id") == mine]
+
+    eventually("the access line", lambda: bool(access()))
+
+    def request_spans() -> list[Any]:
+        found = [
+            (attributes(one.attributes)["slipway.request.id"], one) for one in collector.named("POST /test/generate")
+        ]
+        return [one for name, one in found if name == reply.headers["X-Request-Id"]]
+
+    eventually("the span", lambda: bool(request_spans()))
+    record = next(one for one in access() if one.body.string_value == "request")
+    (request,) = request_spans()
+    assert (record.trace_id, record.span_id) == (request.trace_id, request.span_id)
+    found = attributes(record.attributes)
+    assert (found["status"], found["path"], found["code.namespace"]) == (200, "/test/generate", "appliance.requests")
+    assert (record.severity_number, record.severity_text) == (9, "INFO") and record.time_unix_nano > 0
+    assert {attributes(one.attributes)["code.namespace"] for one in collector.records}.isdisjoint(EXPORTING)
+    assert gateway.metric("slipway_log_records_exported_total") >= 1
+    assert {path for path, _, _ in collector.requests} == {"/v1/traces", "/v1/logs"}
 
 
 def test_resource_describes_the_process(start_gateway, engine, collector, traces, eventually):

@@ -104,6 +104,11 @@ def test_a_step_smaller_than_the_longest_encoder_input_is_an_error(tmp_path: Pat
     assert planned(tmp_path, made("long"), running % 207, "model.max_context=200").gateway.encoder.max_input == 197
 
 
+def test_steps_with_encoder_input_are_not_counted(tmp_path: Path, made: Callable) -> None:
+    told = refused(tmp_path, made("bart"), "observability.mfu_metrics=true")
+    assert "not available for encoder-decoder models; set it to false" in told
+
+
 def test_the_gateway_config_has_the_encoder_limits(tmp_path: Path, made: Callable) -> None:
     plan = planned(tmp_path, made("bart"))
     assert plan.gateway.encoder == EncoderLimits(max_input=64, reply=64, decoder_start_ids=(2, 0))

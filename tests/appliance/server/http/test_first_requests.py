@@ -32,7 +32,7 @@ def test_a_chat_model_answers_a_completion_and_a_conversation_on_the_engine(gate
 
 
 def counted(gateway: Gateway) -> list[str]:
-    lines = gateway.service.metrics.render().decode().splitlines()
+    lines = gateway.service.metrics.render()[0].decode().splitlines()
     return [line for line in lines if not line.startswith(("process_", "python_"))]
 
 

@@ -47,7 +47,7 @@ def test_new_route_stops_at_stop_strings_and_is_counted(make: Callable[..., Any]
     gateway = make().says("hello world stop END")
     assert gateway.post(PATH, {"prompt": "x", "stop": [" stop"]}) == (200, {"texts": ["HELLO WORLD"]})
     assert [generation.stopped for generation in gateway.router.generations] == [True]
-    counted = re.findall(r"request_params_n_count\{.*\} (\S+)", gateway.service.metrics.render().decode())
+    counted = re.findall(r"request_params_n_count\{.*\} (\S+)", gateway.service.metrics.render()[0].decode())
     assert set(counted) == {"1.0"}  # under the names of vLLM and of Slipway
 
 

@@ -14,12 +14,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from py_mini_racer import MiniRacer
 
-from appliance.observability.families import counters
 from appliance.security.keys import parse_keys
 from appliance.server.admin import page
 from appliance.server.app import routers
 from appliance.server.process import load_text
 from appliance.server.speech.routes import router as speech
+from engine.metrics.families import counters
 from tests.appliance.conftest import FakeEngine, until
 from tests.appliance.conftest import Gateway as LiveGateway
 

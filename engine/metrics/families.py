@@ -23,6 +23,7 @@ class Family:
     buckets: tuple[float, ...] = ()
     per_engine: bool = True  # whether each engine has its own series
     speculative: bool = False  # exists only with speculative decoding
+    costs: bool = False  # exists only with `observability.mfu_metrics`
 
 
 _FIRST_TOKEN_S = (
@@ -84,6 +85,18 @@ def gauges() -> tuple[Family, ...]:
             "draft_acceptance_length",
             "Mean number of tokens of a row with a draft since the start of the engine; 0 without drafts.",
             speculative=True,
+        ),
+        Family(
+            "gauge",
+            "hardware_flops_per_second",
+            "Floating-point operations per second of an engine's hardware; 0 for an unknown device.",
+            costs=True,
+        ),
+        Family(
+            "gauge",
+            "hardware_bytes_per_second",
+            "Memory bandwidth of an engine's hardware; 0 for an unknown device.",
+            costs=True,
         ),
         Family("gauge", "adapters_loaded", "LoRA adapters that requests can select."),
         Family("gauge", "adapters_active", "LoRA adapters on the device."),
@@ -183,7 +196,15 @@ def counters() -> tuple[Family, ...]:
         counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
         counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
         *_drafts(),
-        Family("counter", "recomputed_tokens", "Tokens computed again after a preemption."),
+        Family(
+            "counter",
+            "recomputed_tokens",
+            "Prompt tokens in the prefix cache that were computed nevertheless, for the logits of a cached prompt.",
+            "prompt_tokens_recomputed",
+        ),
+        Family("counter", "flops", "Floating-point operations of steps: matrix products and attention.", costs=True),
+        Family("counter", "read_bytes", "Bytes of weights, keys and values that steps read.", costs=True),
+        Family("counter", "step_seconds", "Time in which steps ran.", costs=True),
         Family(
             "counter",
             "request_interruptions",
@@ -266,6 +287,16 @@ def counters() -> tuple[Family, ...]:
             "trace_spans_dropped",
             "Spans that were lost: the queue was full, the collector was unreachable or rejected them, or the gateway "
             "ended first.",
+            labels=("reason",),
+            start=(("queue_full",), ("unreachable",), ("rejected",), ("shutdown",)),
+            per_engine=False,
+        ),
+        Family("counter", "log_records_exported", "Log records that the collector accepted.", per_engine=False),
+        Family(
+            "counter",
+            "log_records_dropped",
+            "Log records that were lost: the queue was full, the collector was unreachable or rejected them, or the "
+            "gateway ended first.",
             labels=("reason",),
             start=(("queue_full",), ("unreachable",), ("rejected",), ("shutdown",)),
             per_engine=False,

@@ -1,0 +1,1 @@
+"""Metrics: their declarations, and their values as numbers."""
