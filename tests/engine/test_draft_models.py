@@ -116,6 +116,7 @@ def drafted(llm: LLM) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "name", ["greedy", "sampled", "truncated", "penalties", "min tokens", "stop string", "json", "thinking budget"]
 )
+@pytest.mark.sampled(3)
 def test_replies_with_drafts_are_those_without(name: str, plain: LLM, drafting: LLM):
     wanted = lookup.requests(name, 2)
     expected, before = plain.generate([PROMPT] * 2, wanted), drafted(drafting)

@@ -158,6 +158,7 @@ def test_drafts_are_those_of_the_reference(kernels: str, reference, monkeypatch:
 
 @pytest.mark.parametrize("name", ["sampled", "json", "penalties"])
 @pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.sampled(5)
 def test_replies_with_prediction_heads_are_those_without(name: str, tokens: int, reference):
     folder, _ = reference
     wanted, prompts = lookup.requests(name, 4), [PROMPT[: 5 * number + 2] for number in range(4)]

@@ -90,6 +90,7 @@ def test_replies_are_transformers_alone_beside_others_and_again(translator, kern
     assert [one.ids for one in alone] == [one.ids for one in together[:3]]
 
 
+@pytest.mark.sampled(5)
 def test_preempted_requests_read_their_source_again_and_go_on(translator, kernels):
     form = layout(read_checkpoint(translator.path).model, block_tokens=4, element_bytes=4)
     longest = LONGEST + 20
