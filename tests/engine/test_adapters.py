@@ -325,6 +325,7 @@ def test_adapters_that_are_not_loaded_are_refused(eight: LLM):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.sampled(2)
 def test_two_ranks_add_their_shares(kernels: str, tmp_path: Path):
     model = save(tmp_path / "base", FAMILIES["llama"])
     pairs = random_pairs(model, (*ATTENTION, *MLP), seed=5)

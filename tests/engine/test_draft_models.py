@@ -257,6 +257,7 @@ def test_a_recording_with_a_draft_model_replays_exactly(path: Path, other: Path,
     assert "all plans equal" in capsys.readouterr().out
 
 
+@pytest.mark.sampled(2)
 def test_ranks_share_the_drafts_of_rank_0(path: Path, plain: LLM):
     wanted = lookup.requests("sampled", 2)
     with engine(path, path, plain.config.hardware.kernels, tensor=2) as llm:

@@ -170,6 +170,7 @@ def test_replies_with_prediction_heads_are_those_without(name: str, tokens: int,
         assert counters.draft_tokens >= counters.accepted_tokens > 0
 
 
+@pytest.mark.sampled(2)
 def test_rank_0_drafts_with_the_whole_head(reference):
     folder, _ = reference
     wanted = lookup.requests("sampled", 2)

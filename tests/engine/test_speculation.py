@@ -337,6 +337,7 @@ def test_a_perfect_draft_returns_its_tokens_and_one_more(path, plain):
 
 
 @pytest.mark.parametrize("kernels", ["torch", best()])
+@pytest.mark.sampled(2)
 def test_two_ranks_give_the_replies_of_one(kernels, path):
     wanted = [*requests("sampled"), *requests("json")]
     replies = []
