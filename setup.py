@@ -72,7 +72,7 @@ def extensions():
 
 
 class BuildKernels(build_ext):
-    """Compiles one extension per allowed CPU at once, and explains what to do if one does not compile."""
+    """Compiles extensions at the same time, one on each CPU, and explains what to do if one does not compile."""
 
     def finalize_options(self):
         super().finalize_options()
