@@ -142,7 +142,9 @@ SHARED = (
 )
 
 
-@pytest.mark.parametrize(("shared", "by"), paired(SHARED, KERNELS), ids=str)
+@pytest.mark.parametrize(
+    ("shared", "by"), paired(SHARED, KERNELS), ids=lambda one: one if isinstance(one, str) else "{}-{}".format(*one)
+)
 def test_several_ranks_equal_transformers(shared, by, family, driver, on_ranks):
     """One case for each way to store or to share tensors. Falcon's two KV heads are on six ranks, and the group of
     Mamba-2's heads on five."""
