@@ -9,7 +9,6 @@ starts last. Files that use the demo service come last, so that it does not run 
 """
 
 import faulthandler
-import gc
 import os
 from collections.abc import Generator
 from importlib.util import find_spec
@@ -83,11 +82,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {os.path.join(os.path.dirname(__file__), name): at for at, name in enumerate(LONGEST)}
     shared = {item.path for item in items if "demo" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (item.path in shared, places.get(str(item.path), len(places))))
-
-
-def pytest_collection_finish() -> None:
-    """Keep the collector from traversing the modules and the 20,000 collected tests again and again."""
-    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
