@@ -31,7 +31,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_the_gateway_answers_before_the_engine_serves_and_an_open_stream_finishes_after_sigterm(launch, eventually):
-    appliance = launch(DEMO.with_suffix(".yaml"), "--set", "lifecycle.drain=60s")
+    appliance = launch(DEMO.with_suffix(".yaml"), "--set", "lifecycle.drain=100s")
     eventually("/live", lambda: appliance.status("/live") == 200)
     seen = appliance.client.get("/ready")
     if seen.status_code == 503:  # a fast machine may be ready already
@@ -42,6 +42,7 @@ def test_the_gateway_answers_before_the_engine_serves_and_an_open_stream_finishe
     eventually("a curl line", lambda: "curl" in appliance.output())
     lines = open_stream(appliance)
     assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
+    assert not [line for line in lines if '"error"' in line]
     finishes = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith("data: {")]
     assert finishes[-1] == "length"
     eventually("no process left", lambda: not appliance.processes())
