@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., Applia
 
 
 def ask(model: Appliance, messages: list[dict[str, str]], **more: object) -> dict:
-    body = {"model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": 60, **more}
+    body = {"model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": 120, **more}
     answer = model.client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]

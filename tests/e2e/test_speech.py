@@ -51,7 +51,7 @@ def test_the_stream_is_the_transcript_of_the_json_reply(service: Appliance, clie
 
 def test_a_transcript_survives_a_kill_of_its_engine(service: Appliance, client: openai.OpenAI) -> None:
     settings = {
-        "file": ("long.wav", wav(clip(18))),
+        "file": ("long.wav", wav(clip(40))),
         "model": "whisper",
         "language": "en",
         "temperature": 0.0,
