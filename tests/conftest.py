@@ -5,7 +5,7 @@ matrix products add in a fixed order (tests/interpreter.py), so results do not d
 
 Hypothesis generates the same examples in every run; `pytest --hypothesis-profile=default` looks for new ones. The
 slowest files start first, because worker processes that share the tests by file would wait for a slow file that
-starts last.
+starts last. Files that use the demo service come last, so that it does not run beside all other files.
 """
 
 import faulthandler
@@ -80,7 +80,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_tiers(items)
     places = {os.path.join(os.path.dirname(__file__), name): at for at, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(str(item.path), len(places)))
+    shared = {item.path for item in items if "demo" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path in shared, places.get(str(item.path), len(places))))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

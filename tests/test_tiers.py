@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import NIGHTLY, mark_tiers, thinned
+from tests.tiers import NIGHTLY, mark_tiers, paired, thinned
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -99,6 +99,13 @@ def test_thinned_marks_the_cases_that_are_not_kept():
 def test_thinned_rejects_unknown_cases_and_none_and_all(kept):
     with pytest.raises(ValueError, match="cases"):
         thinned([1, 2, 3], kept)
+
+
+def test_paired_keeps_each_case_with_one_of_the_others_in_turn():
+    found = paired("abc", [1, 2])
+    assert [one.values for one in found] == [(case, other) for case in "abc" for other in (1, 2)]
+    assert [one.values for one in found if not one.marks] == [("a", 1), ("b", 2), ("c", 1)]
+    assert [list(one.marks) for one in found if one.marks] == [[NIGHTLY]] * 3
 
 
 class Item:

@@ -5,14 +5,14 @@
 variants  a test that runs once for each instruction set of the CPU's kernels. `make test` runs it with the portable one
           and with the best one.
 nightly   a test that repeats a property for more architectures, cases, requests or time. The marker names the test of
-          `make test` that covers the property; `thinned` marks the parameters of one test, and `sampled(n)` all but
-          every n-th case of a test.
+          `make test` that covers the property; `thinned` and `paired` mark the parameters of one test, and
+          `sampled(n)` all but every n-th case of a test.
 
 tests/test_tiers.py checks both.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -56,3 +56,13 @@ def thinned(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
     if not 0 < len(kept) < len(cases):
         raise ValueError(f"{len(kept)} of {len(cases)} cases are kept; thinning needs at least one case on each side")
     return [pytest.param(one, marks=() if one in kept else NIGHTLY) for one in cases]
+
+
+def paired(cases: Iterable[Any], others: Sequence[Any]) -> list[Any]:
+    """Return all pairs of two parameters of a test; `make test` runs each case with one of the others, in turn. Use it
+    if a case and another parameter do not interact, for example a family and the kernels that compute it."""
+    return [
+        pytest.param(case, other, marks=() if at == number % len(others) else NIGHTLY)
+        for number, case in enumerate(cases)
+        for at, other in enumerate(others)
+    ]

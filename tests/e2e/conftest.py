@@ -35,7 +35,7 @@ def until(what: str, check: Callable[[], bool], patience_s: float = PATIENCE_S) 
     deadline = time.monotonic() + patience_s
     while not check():
         assert time.monotonic() < deadline, f"waited {patience_s:.0f} s in vain: {what}"
-        time.sleep(0.05)
+        time.sleep(0.1)  # a shorter pause takes CPU time from the service
 
 
 @dataclass

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -68,7 +67,16 @@ TOGETHER = ("crash", "dead-rank", "exit")
 ELSEWHERE = ("dead-rank", "bad-certificate")  # what this service has not
 
 
-def test_bad_certificate_is_refused_and_the_previous_one_stays(launch, tmp_path):
+def answered(appliance, url):
+    """Return the status, or 0 if nothing listens yet."""
+    assert appliance.process.poll() is None, appliance.output()
+    try:
+        return httpx.get(url, verify=False).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def test_bad_certificate_is_refused_and_the_previous_one_stays(launch, tmp_path, eventually):
     """With TLS everything asks through it: the start, the health check, chaos"""
     write_certificate(tmp_path, "a")
     manifest, tls = tmp_path / "m.yaml", f"{{certificate: {tmp_path / 'a.crt'}, key: {tmp_path / 'a.key'}}}"
@@ -78,12 +86,8 @@ def test_bad_certificate_is_refused_and_the_previous_one_stays(launch, tmp_path)
     )
     appliance = launch(manifest)
     url = appliance.url.replace("http:", "https:")
-    for _ in range(600):
-        checked = subprocess.run([*SLIPWAY, "healthcheck", url], capture_output=True, text=True)
-        if checked.returncode == 0:
-            break
-        assert appliance.process.poll() is None, appliance.output()
-        time.sleep(0.1)
+    eventually("/ready", lambda: answered(appliance, f"{url}/ready") == 200)
+    checked = subprocess.run([*SLIPWAY, "healthcheck", url], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
     done = chaos(str(manifest), "--scenario", "bad-certificate", "--yes", "--json", "--duration", "1", *QUICK)
     assert done.returncode == 0 and json.loads(done.stdout)[0]["outcome"] == "as promised", done.stdout + done.stderr

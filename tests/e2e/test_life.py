@@ -30,8 +30,8 @@ def checkpoint(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DEMO, tmp_path / "checkpoint"))
 
 
-def test_the_gateway_answers_before_the_engine_serves(launch, eventually):
-    appliance = launch()
+def test_the_gateway_answers_before_the_engine_serves_and_an_open_stream_finishes_after_sigterm(launch, eventually):
+    appliance = launch(DEMO.with_suffix(".yaml"), "--set", "lifecycle.drain=100s")
     eventually("/live", lambda: appliance.status("/live") == 200)
     seen = appliance.client.get("/ready")
     if seen.status_code == 503:  # a fast machine may be ready already
@@ -40,30 +40,16 @@ def test_the_gateway_answers_before_the_engine_serves(launch, eventually):
         assert refused.status_code in (200, 503)
     appliance.wait_ready()
     eventually("a curl line", lambda: "curl" in appliance.output())
-    assert appliance.stop() == 0
+    lines = open_stream(appliance)
+    assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
+    assert not [line for line in lines if '"error"' in line]
+    finishes = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith("data: {")]
+    assert finishes[-1] == "length"
+    eventually("no process left", lambda: not appliance.processes())
 
 
-@pytest.mark.nightly("tests/e2e/test_survive.py::test_no_request_notices_that_its_engine_was_killed")
-def test_a_killed_engine_is_restarted_while_the_gateway_stays(launch, eventually):
-    appliance = launch()
-    appliance.wait_ready()
-    before = appliance.pids()
-    os.kill(before["engine-0"], signal.SIGKILL)
-    eventually(
-        "not ready",
-        lambda: appliance.status("/ready") == 503 or appliance.pids().get("engine-0", 0) not in (0, before["engine-0"]),
-    )
-    appliance.wait_ready()
-    eventually("a new engine", lambda: appliance.pids().get("engine-0") not in (None, before["engine-0"]))
-    assert appliance.pids()["gateway"] == before["gateway"] and appliance.process.poll() is None
-    assert appliance.client.post("/v1/completions", json=ASK).status_code == 200
-    assert appliance.stop() == 0
-    assert not appliance.processes()
-
-
-def test_sigterm_lets_an_open_stream_finish_and_leaves_no_process(launch, eventually):
-    appliance = launch(DEMO.with_suffix(".yaml"), "--set", "lifecycle.drain=60s")
-    appliance.wait_ready()
+def open_stream(appliance) -> list[str]:
+    """Stop the appliance while a stream is open, and return the lines of the stream."""
     lines: list[str] = []
     started = threading.Event()
 
@@ -82,10 +68,25 @@ def test_sigterm_lets_an_open_stream_finish_and_leaves_no_process(launch, eventu
     assert started.wait(100)
     assert appliance.stop() == 0
     reader.join()
-    assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
-    finishes = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith("data: {")]
-    assert finishes[-1] == "length"
-    eventually("no process left", lambda: not appliance.processes())
+    return lines
+
+
+@pytest.mark.nightly("tests/e2e/test_survive.py::test_no_request_notices_that_its_engine_was_killed")
+def test_a_killed_engine_is_restarted_while_the_gateway_stays(launch, eventually):
+    appliance = launch()
+    appliance.wait_ready()
+    before = appliance.pids()
+    os.kill(before["engine-0"], signal.SIGKILL)
+    eventually(
+        "not ready",
+        lambda: appliance.status("/ready") == 503 or appliance.pids().get("engine-0", 0) not in (0, before["engine-0"]),
+    )
+    appliance.wait_ready()
+    eventually("a new engine", lambda: appliance.pids().get("engine-0") not in (None, before["engine-0"]))
+    assert appliance.pids()["gateway"] == before["gateway"] and appliance.process.poll() is None
+    assert appliance.client.post("/v1/completions", json=ASK).status_code == 200
+    assert appliance.stop() == 0
+    assert not appliance.processes()
 
 
 def test_a_missing_shard_is_one_message_and_nothing_starts(checkpoint, refused):

@@ -16,7 +16,7 @@ from engine.llm import LLM, Generation, Params
 from kernels.cpu.library import best
 from kernels.jit import installed
 from tests.engine.adapters import Pairs, merge, random_pairs, rslora_scale, write_adapter
-from tests.tiers import thinned
+from tests.tiers import paired, thinned
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -132,8 +132,7 @@ def scored(adapter: str, **more: Any) -> Params:
     return Params(temperature=0.0, max_tokens=4, prompt_logprobs=-1, adapter=adapter, **more)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "kernels"), paired(FAMILIES, KERNELS))
 def test_rows_of_a_batch_equal_models_with_merged_weights(name: str, kernels: str, tmp_path: Path):
     family = FAMILIES[name]
     model = save(tmp_path / "base", family)
@@ -326,6 +325,7 @@ def test_adapters_that_are_not_loaded_are_refused(eight: LLM):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.sampled(2)
 def test_two_ranks_add_their_shares(kernels: str, tmp_path: Path):
     model = save(tmp_path / "base", FAMILIES["llama"])
     pairs = random_pairs(model, (*ATTENTION, *MLP), seed=5)

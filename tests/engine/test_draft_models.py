@@ -116,6 +116,7 @@ def drafted(llm: LLM) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "name", ["greedy", "sampled", "truncated", "penalties", "min tokens", "stop string", "json", "thinking budget"]
 )
+@pytest.mark.sampled(3)
 def test_replies_with_drafts_are_those_without(name: str, plain: LLM, drafting: LLM):
     wanted = lookup.requests(name, 2)
     expected, before = plain.generate([PROMPT] * 2, wanted), drafted(drafting)
@@ -267,6 +268,7 @@ def test_a_recording_with_a_draft_model_replays_exactly(path: Path, other: Path,
     assert "all plans equal" in capsys.readouterr().out
 
 
+@pytest.mark.sampled(2)
 def test_ranks_share_the_drafts_of_rank_0(path: Path, plain: LLM):
     wanted = lookup.requests("sampled", 2)
     with engine(path, path, plain.config.hardware.kernels, tensor=2) as llm:

@@ -171,6 +171,7 @@ def test_adapters_change_no_output_of_zero_computation_experts(kernels: str, tmp
 
 
 @pytest.mark.parametrize("kernels", ["torch", best()])
+@pytest.mark.sampled(2)
 def test_two_ranks_add_their_shares_of_experts(kernels: str, tmp_path: Path):
     model = save(tmp_path / "base", FAMILIES["qwen3"])
     pairs = stacked_pairs(model, 4, seed=5)

@@ -92,6 +92,7 @@ def test_another_engine_resumes_a_reply(family, replies, kernels):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.sampled(2)
 def test_two_ranks_return_the_same_replies(family, replies, kernels):
     with opened(family, kernels, tensor=2, max_step_tokens=7, max_running=4) as llm:
         found = llm.generate([family.prompt(*parts) for parts in PROMPTS], greedy())

@@ -66,6 +66,7 @@ def test_a_published_encoder_gives_the_vectors_of_its_own_library(minilm, ids):
 
 
 @pytest.mark.parametrize("variant", usable())
+@pytest.mark.sampled(2)
 def test_int8_weights_keep_the_vectors_of_a_published_encoder(variant, ids):
     """With one scale per output of the weights a cosine falls to 0.9985, with one per row of activations to 0.991."""
     with LLM(get_model_path(), kernels=variant, weights="int8", max_step_tokens=300, threads=2) as llm:

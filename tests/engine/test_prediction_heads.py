@@ -185,6 +185,7 @@ def test_drafts_of_a_head_that_pause_keep_every_reply(reference):
 
 @pytest.mark.parametrize("name", ["sampled", "json", "penalties"])
 @pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.sampled(5)
 def test_replies_with_prediction_heads_are_those_without(name: str, tokens: int, reference):
     folder, _ = reference
     wanted, prompts = lookup.requests(name, 4), [PROMPT[: 5 * number + 2] for number in range(4)]
@@ -196,6 +197,7 @@ def test_replies_with_prediction_heads_are_those_without(name: str, tokens: int,
         assert counters.draft_tokens >= counters.accepted_tokens > 0
 
 
+@pytest.mark.sampled(2)
 def test_rank_0_drafts_with_the_whole_head(reference):
     folder, _ = reference
     wanted = lookup.requests("sampled", 2)

@@ -16,6 +16,7 @@ from engine.core.replay import main as replay
 from engine.llm import LLM, Params
 from kernels.cpu.library import best, usable
 from tests.engine.adapters import random_pairs, write_adapter
+from tests.tiers import thinned
 
 KERNELS = ["torch", *usable()]
 SIZES = {"kv_bytes": 1 << 20, "block_tokens": 4, "max_running": 8, "max_step_tokens": 32, "threads": 1}
@@ -139,7 +140,7 @@ def test_replies_with_ngram_drafts_are_those_without(name, plain, ngram):
     assert counters(ngram).draft_tokens > drafted, "nothing was drafted, so nothing was tested"
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", thinned(OPTIONS, ["greedy", "sampled", "stop string", "json", "thinking budget"]))
 def test_replies_with_suffix_drafts_are_those_without(name, plain, suffix):
     """Each request comes twice, so that the second one has drafts from the reply of the first."""
     wanted = requests(name)
@@ -336,6 +337,7 @@ def test_a_perfect_draft_returns_its_tokens_and_one_more(path, plain):
 
 
 @pytest.mark.parametrize("kernels", ["torch", best()])
+@pytest.mark.sampled(2)
 def test_two_ranks_give_the_replies_of_one(kernels, path):
     wanted = [*requests("sampled"), *requests("json")]
     replies = []

@@ -35,6 +35,7 @@ from kernels.cpu.library import best, usable
 from tests.engine.layers.planned import predicted
 from tests.engine.sourced import save
 from tests.engine.translators import CASES, LONGEST, T5_SIZES, VOCAB, Translator, write
+from tests.tiers import paired
 
 TOLERANCE = 2e-4  # of a logprob
 SMALL = {"block_tokens": 4, "kv_bytes": 1 << 20, "threads": 1, "max_running": 5, "max_step_tokens": LONGEST + 5}
@@ -77,6 +78,7 @@ def assert_same(translator: Translator, source: list[int], made) -> None:
         assert found.top_ids == tuple(ids.tolist())
 
 
+@pytest.mark.parametrize(("translator", "kernels"), paired(CASES, [*dict.fromkeys(KERNELS)]), indirect=True)
 def test_replies_are_transformers_alone_beside_others_and_again(translator, kernels):
     each = sources(1)
     with LLM(translator.path, **kernels) as llm:
@@ -90,6 +92,7 @@ def test_replies_are_transformers_alone_beside_others_and_again(translator, kern
     assert [one.ids for one in alone] == [one.ids for one in together[:3]]
 
 
+@pytest.mark.sampled(5)
 def test_preempted_requests_read_their_source_again_and_go_on(translator, kernels):
     form = layout(read_checkpoint(translator.path).model, block_tokens=4, element_bytes=4)
     longest = LONGEST + 20

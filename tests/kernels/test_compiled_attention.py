@@ -131,6 +131,7 @@ MIXED = [(1, 1), (1, 70), (6, 40), (33, 130), (1, 64), (17, 17)]
 
 @pytest.mark.parametrize("window", [None, 1, 5, 65, 130])
 @pytest.mark.parametrize("dim", [32, 40, 64])
+@pytest.mark.sampled(4)
 def test_bidirectional_rows_equal_torch(team, dim, window):
     """Test lengths near the sizes of a block, a chunk and a split; the rows do not affect each other."""
     lengths = (1, 2, 16, 17, 63, 64, 65, 130, 511, 513, 700)
@@ -145,6 +146,7 @@ def test_bidirectional_rows_equal_torch(team, dim, window):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("dim", "window"), [(32, None), (40, 70), (64, None)])
+@pytest.mark.sampled(5)
 def test_spans_equal_torch(team, dtype, dim, window):
     """The tokens of a span see one another; spans reach over chunks, splits and pieces of work. Rows without spans, and
     tokens beside them, are as they would be alone."""
@@ -166,6 +168,7 @@ def test_spans_equal_torch(team, dtype, dim, window):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("dim", [32, 64, 80, 96, 112, 128, 192, 256, 24, 20, 3])
+@pytest.mark.sampled(3)
 def test_heads_of_every_size_equal_torch(team, dim, dtype):
     for heads, kv_heads, window, block in ((4, 2, None, 16), (14, 2, 50, 16), (3, 3, 7, 32), (7, 1, None, 5)):
         rows = Rows(MIXED, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, window=window, block=block)
@@ -174,6 +177,7 @@ def test_heads_of_every_size_equal_torch(team, dim, dtype):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("chunk", "block"), [(33, 16), (64, 16), (520, 13), (1, 16)])
+@pytest.mark.sampled(3)
 def test_chunks_equal_torch(team, dtype, chunk, block):
     """A row's result does not depend on the other rows, nor on the step that computes it."""
     rows = [*MIXED, (1, 1100), (40, 530)]
@@ -186,6 +190,7 @@ def test_chunks_equal_torch(team, dtype, chunk, block):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("window", "block"), [(None, 16), (40, 16), (None, 13)])
 @pytest.mark.parametrize("share", [1, 7])
+@pytest.mark.sampled(5)
 def test_sinks_equal_transformers(team, dtype, window, block, share):
     rows = Rows([*MIXED, (1, 1100)], heads=2 * share, dim=64, dtype=dtype, window=window, block=block)
     sinks = torch.linspace(-4, 6, 2 * share)
@@ -212,6 +217,7 @@ def with_alibi(rows, slopes):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("share", "dim", "block"), [(1, 64, 16), (7, 64, 16), (3, 20, 13)])
+@pytest.mark.sampled(5)
 def test_alibi_equals_torch(team, dtype, share, dim, block):
     """Also with several chunks and splits, whose positions do not begin at 0."""
     rows = Rows([*MIXED, (1, 1100), (3, 600)], heads=2 * share, dim=dim, dtype=dtype, block=block)
@@ -221,6 +227,7 @@ def test_alibi_equals_torch(team, dtype, share, dim, block):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("share", "dim", "block"), [(1, 64, 16), (7, 64, 16), (9, 24, 13)])
+@pytest.mark.sampled(5)
 def test_query_with_alibi_is_identical_in_any_chunk_and_batch(team, dtype, share, dim, block):
     options = {"heads": share, "kv_heads": 1, "dim": dim, "dtype": dtype, "block": block}
     slopes, length = 0.7 ** torch.arange(1.0, share + 1), 1345
@@ -253,6 +260,7 @@ def drawn_biases(heads, reach):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("share", "dim", "block", "reach"), [(1, 64, 16, 128), (7, 64, 16, 1), (3, 20, 13, 21)])
+@pytest.mark.sampled(5)
 def test_biases_of_distances_equal_torch(team, dtype, share, dim, block, reach):
     """Rows have several chunks and splits, and distances beyond the table."""
     rows = Rows([*MIXED, (1, 1100), (3, 600)], heads=2 * share, dim=dim, dtype=dtype, block=block)
@@ -270,6 +278,7 @@ def test_biases_of_bidirectional_rows_equal_torch(team, dim, reach):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize(("dim", "block"), [(64, 16), (20, 13)])
+@pytest.mark.sampled(3)
 def test_rows_with_an_encoder_input_read_their_part_of_the_pages(team, dtype, cross, dim, block):
     """Self-attention reads the reply, and cross-attention reads the encoder input."""
     rows = Rows([(1, 2), (1, 70), (6, 40), (33, 130), (1, 64), (17, 18), (1, 1300), (9, 700)], dim=dim, block=block,
@@ -296,6 +305,7 @@ def test_slopes_of_zero_change_nothing(team):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("share", "dim", "block", "window"), [(2, 64, 16, None), (7, 64, 16, 600), (9, 24, 13, None)])
+@pytest.mark.sampled(5)
 def test_query_is_identical_in_any_chunk_and_batch(team, dtype, share, dim, block, window):
     """Decoded in splits by itself, at the end of chunks of every size, and among others: bit for bit."""
     options = {"heads": share, "kv_heads": 1, "dim": dim, "dtype": dtype, "block": block, "window": window}

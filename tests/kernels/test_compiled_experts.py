@@ -213,7 +213,7 @@ def routings(tokens, count):
 
 @pytest.mark.parametrize(("team", "form"), PAIRS, indirect=["team"])
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (33, 31), (70, 48), (130, 300)])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 def test_expert_linears_equal_matrix_products_for_any_routing(team, form, size):
     count = 5
     packed, restored = zip(

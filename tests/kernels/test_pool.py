@@ -117,6 +117,7 @@ def chain(team: Team, length: int, rows: int) -> tuple[Program, torch.Tensor, to
 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.sampled(3)
 def test_small_programs_are_correct_on_a_busy_machine(threads, pinned):
     """Test more threads than cores, while another process uses one core."""
     cpus = [ALLOWED[at % len(ALLOWED)] for at in range(threads)] if pinned else ()

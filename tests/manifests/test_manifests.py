@@ -180,7 +180,7 @@ def test_weights_and_pages_have_the_bytes_that_the_configuration_makes(name: str
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 def test_a_manifest_is_refused_where_its_memory_is_not_there(name: str, tmp_path: Path) -> None:
     """Half of what its weights alone take: no machine may be said to hold it."""
     whole = planned(name, tmp_path / "whole")

@@ -114,7 +114,7 @@ FEW = (
 def test_the_solver_matches_brute_force(name: str) -> None:
     facts = FACTS[name]
     views, solved, refused = lawful(facts), 0, 0
-    for situation in situations(facts, seed=len(name), count=40):
+    for situation in situations(facts, seed=len(name), count=20):
         found, possible = solve(situation), choices(views, situation)
         if not possible:
             assert found is None, situation.written
@@ -124,7 +124,7 @@ def test_the_solver_matches_brute_force(name: str) -> None:
             continue
         assert found == min(possible, key=lambda one: rank(one, situation)).view, situation.written
         solved += 1
-    assert refused >= 7 and (solved >= 2 or refused == 41), (solved, refused)
+    assert refused >= 5 and (solved >= 2 or refused == 21), (solved, refused)
 
 
 def check_conflict(situation: Situation, views: list[Lawful]) -> None:

@@ -66,7 +66,7 @@ class Appliance:
         end = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < end, self.output()
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def pids(self, program: str) -> list[int]:
         path = self.directory / f"{program}.pids"

@@ -155,9 +155,15 @@ def test_unavailable_options_give_a_one_line_error(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.nightly(
+    "tests/benchmarks/kernels/test_bench_cpu.py::test_as_a_command_without_a_gpu_it_times_the_fastest_kernels"
+)
 def test_names_select_operations_and_cases(capsys):
     assert run("--kernels", best(), "rms_norm", "--case", "8x") == 0
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]] == [["rms_norm", "8x1024"]]
+
+
+def test_a_name_of_no_operation_is_an_error():
     assert run("--kernels", best(), "nothing") == 2
 
 

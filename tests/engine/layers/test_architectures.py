@@ -49,7 +49,7 @@ def test_a_prompt_in_chunks_equals_transformers(case, kernels, chunk, checkpoint
     close(driver(checkpoint(case).path, kernels=kernels).run(prompt, chunk), checkpoint(case).logits(prompt))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_rows_of_all_kinds_in_one_step_equal_transformers(case, kernels, checkpoint, driver, ids):
     """Decoding rows of several lengths, first chunks and later chunks share steps in an order drawn at random."""
     draw = random.Random(7)
@@ -62,6 +62,7 @@ def test_rows_of_all_kinds_in_one_step_equal_transformers(case, kernels, checkpo
         close(request.result, checkpoint(case).logits(request.ids))
 
 
+@pytest.mark.sampled(2)
 def test_generation_past_the_prompt_equals_transformers_with_its_cache(part_case, kernels, checkpoint, driver, ids):
     """Scalings that depend on the length leave earlier keys as they were rotated."""
     prompt, rest = ids(18, 3), ids(9, 4)
@@ -136,6 +137,7 @@ def test_ranks_that_outnumber_the_kv_heads_share_them(case_name, kernels, checkp
 
 
 @pytest.mark.parametrize(("case_name", "size"), [("llama", 2), ("llama", 6), ("qwen2-moe", 2), ("olmo2", 6)])
+@pytest.mark.sampled(3)
 def test_a_row_is_the_same_bit_for_bit_on_ranks_too(case_name, size, compiled, checkpoint, driver, ids, on_ranks):
     """In one step, token by token, and among other rows; with teams of one thread and of two."""
     path, prompt = checkpoint(case_name).path, ids(29, 9)

@@ -23,7 +23,7 @@ from engine.models.parts import attentions, recurrents
 from kernels.cpu.library import best
 from tests.engine.layers.families import CASES, LOOSE, VOCAB, random_family, save_family
 from tests.engine.layers.test_footprint import compare
-from tests.tiers import NIGHTLY
+from tests.tiers import NIGHTLY, paired
 
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
@@ -91,11 +91,12 @@ def assert_same(family: Family, made: Generation) -> None:
         assert found.top_logprobs == pytest.approx(row.topk(3).values.tolist(), abs=TOLERANCE)
 
 
-# Torch runs a family at its odd sizes, if there are some; compiled kernels run all cases.
+# Compiled kernels run all cases, torch every third one: it has the same layers, and kernels/test_ops.py compares the
+# operations of both.
 RUNS = [
-    pytest.param(name, by, marks=NIGHTLY if by == "torch" and f"{name}-odd" in CASES else ())
+    pytest.param(name, by, marks=NIGHTLY if by == "torch" and number % 3 else ())
     for by in KERNELS
-    for name in CASES
+    for number, name in enumerate(CASES)
 ]
 
 
@@ -108,8 +109,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
             assert_same(one, made)
 
 
-@pytest.mark.parametrize("by", KERNELS)
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(("name", "by"), paired(RESUMED, KERNELS))
 def test_cached_prefixes_and_preemption_change_nothing(name, by, family):
     """The second engine has room for one request of full length. A request whose layers all have windows needs no more
     blocks than it was admitted with, and is not preempted."""
@@ -129,24 +129,26 @@ def test_cached_prefixes_and_preemption_change_nothing(name, by, family):
         assert_same(one, made)
 
 
-@pytest.mark.parametrize("by", KERNELS)
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
-        *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
-        *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
-        *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2), ("gemma4", 2), ("gemma4-moe", 2)),
-        *(("gemma3n", 2), ("mimo-v2", 2), ("opt-350m", 2)),
-        *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
-        *(("mamba2-odd", 5), ("nemotron-h-moe", 2), ("minimax", 2), ("recurrent-gemma", 2), ("zamba2", 2)),
-        *(("deepseek-v32", 2), ("longcat", 2), ("step3p5", 2)),
-        *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
-    ],
+SHARED = (
+    *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
+    *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
+    *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
+    *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2), ("gemma4", 2), ("gemma4-moe", 2)),
+    *(("gemma3n", 2), ("mimo-v2", 2), ("opt-350m", 2)),
+    *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
+    *(("mamba2-odd", 5), ("nemotron-h-moe", 2), ("minimax", 2), ("recurrent-gemma", 2), ("zamba2", 2)),
+    *(("deepseek-v32", 2), ("longcat", 2), ("step3p5", 2)),
+    *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
 )
-def test_several_ranks_equal_transformers(name, size, by, family, driver, on_ranks):
+
+
+@pytest.mark.parametrize(
+    ("shared", "by"), paired(SHARED, KERNELS), ids=lambda one: one if isinstance(one, str) else "{}-{}".format(*one)
+)
+def test_several_ranks_equal_transformers(shared, by, family, driver, on_ranks):
     """One case for each way to store or to share tensors. Falcon's two KV heads are on six ranks, and the group of
     Mamba-2's heads on five."""
+    name, size = shared
     one, prompt = family(name), [*prompts()[4]]
     for got in on_ranks(size, lambda world: driver(one.path, world=world, kernels=by, threads=1).run(prompt, 7), by):
         torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)

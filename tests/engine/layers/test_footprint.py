@@ -23,6 +23,7 @@ from tests.engine.layers import test_gguf
 from tests.engine.layers.conftest import CASES
 from tests.engine.layers.planned import predicted
 from tests.engine.quantized_writers import KINDS, write
+from tests.tiers import paired
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -133,14 +134,12 @@ def test_weights_rounded_at_load_too(bf16_checkpoint, name, by, bits):
     compare(read_checkpoint(bf16_checkpoint(name).path), by, bits=bits)
 
 
-@pytest.mark.parametrize("by", ["triton", *KERNELS])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "by"), paired(KINDS, ("triton", *KERNELS)))
 def test_quantized_checkpoints_too(tmp_path, kind, by):
     compare(read_checkpoint(write(tmp_path, KINDS[kind]).path), by)
 
 
-@pytest.mark.parametrize("by", ["triton", *KERNELS])
-@pytest.mark.parametrize("kind", FP8_KINDS)
+@pytest.mark.parametrize(("kind", "by"), paired(FP8_KINDS, ("triton", *KERNELS)))
 def test_fp8_checkpoints_too(tmp_path, kind, by):
     compare(read_checkpoint(write(tmp_path, FP8_KINDS[kind]).path), by)
 
