@@ -23,15 +23,12 @@ from engine.models.parts import attentions, recurrents
 from kernels.cpu.library import best
 from tests.engine.layers.families import CASES, LOOSE, VOCAB, random_family, save_family
 from tests.engine.layers.test_footprint import compare
-from tests.tiers import NIGHTLY
+from tests.tiers import NIGHTLY, thinned
 
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
 DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "gemma4")
-# Their kernels are in kernels/test_ops.py.
-LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear", "gemma3n", "mimo-v2", "opt-350m",
-         "minimax", "recurrent-gemma", "zamba2", "step3p5")  # fmt: skip
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd", "gemma4-moe", "longcat")
 
 
@@ -100,17 +97,18 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("name", "by"), RUNS)
-def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
+def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family, shows):
     one = family(name)
     params = Params(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=3)
     with engine(one.path, by) as llm:
         for made in llm.generate(prompts(), params):
             assert_same(one, made)
+    shows(one.path, *(("equals transformers", "chunked prefill") if by == "torch" else ("compiled CPU",)))
 
 
 @pytest.mark.parametrize("by", KERNELS)
-@pytest.mark.parametrize("name", RESUMED)
-def test_cached_prefixes_and_preemption_change_nothing(name, by, family):
+@pytest.mark.parametrize("name", thinned(CASES, RESUMED))
+def test_cached_prefixes_and_preemption_change_nothing(name, by, family, shows):
     """The second engine has room for one request of full length. A request whose layers all have windows needs no more
     blocks than it was admitted with, and is not preempted."""
     one = family(name)
@@ -127,34 +125,40 @@ def test_cached_prefixes_and_preemption_change_nothing(name, by, family):
     assert sum(made.timing.preemptions for made in alone) > 0 or all(part.window for part in attentions(model))
     for made in (*again, *alone):
         assert_same(one, made)
+    shows(one.path, "prefix hit", *["preempted"][: sum(made.timing.preemptions for made in alone)])
+
+
+SHARED = [
+    *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
+    *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
+    *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
+    *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2), ("gemma4", 2), ("gemma4-moe", 2)),
+    *(("gemma3n", 2), ("mimo-v2", 2), ("opt-350m", 2)),
+    *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
+    *(("mamba2-odd", 5), ("nemotron-h-moe", 2), ("minimax", 2), ("recurrent-gemma", 2), ("zamba2", 2)),
+    *(("deepseek-v32", 2), ("longcat", 2), ("step3p5", 2)),
+    *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
+]  # families and numbers of ranks
 
 
 @pytest.mark.parametrize("by", KERNELS)
 @pytest.mark.parametrize(
     ("name", "size"),
-    [
-        *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
-        *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
-        *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
-        *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2), ("gemma4", 2), ("gemma4-moe", 2)),
-        *(("gemma3n", 2), ("mimo-v2", 2), ("opt-350m", 2)),
-        *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
-        *(("mamba2-odd", 5), ("nemotron-h-moe", 2), ("minimax", 2), ("recurrent-gemma", 2), ("zamba2", 2)),
-        *(("deepseek-v32", 2), ("longcat", 2), ("step3p5", 2)),
-        *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
-    ],
+    [*SHARED, *(pytest.param(name, 2, marks=NIGHTLY) for name in CASES if (name, 2) not in SHARED and "-odd" not in name)],
 )
-def test_several_ranks_equal_transformers(name, size, by, family, driver, on_ranks):
-    """One case for each way to store or to share tensors. Falcon's two KV heads are on six ranks, and the group of
-    Mamba-2's heads on five."""
+def test_several_ranks_equal_transformers(name, size, by, family, driver, on_ranks, shows):
+    """One case for each way to store or to share tensors, and nightly all others. Falcon's two KV heads are on six
+    ranks, and the group of Mamba-2's heads on five."""
     one, prompt = family(name), [*prompts()[4]]
     for got in on_ranks(size, lambda world: driver(one.path, world=world, kernels=by, threads=1).run(prompt, 7), by):
         torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)
+    shows(one.path, *["2 ranks"][: size == 2])
 
 
 @pytest.mark.parametrize(("name", "by"), RUNS)
-def test_loaded_bytes_are_the_planned_bytes(name, by, family):
+def test_loaded_bytes_are_the_planned_bytes(name, by, family, shows):
     compare(read_checkpoint(family(name).path), by)
+    shows(family(name).path, "loads", "planned bytes = loaded bytes")
 
 
 def in_old_keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -410,10 +414,11 @@ def test_weights_rounded_for_triton_kernels_take_the_planned_bytes(name, family)
     compare(read_checkpoint(family(name).path), "triton", dtype="float16", bits="int4")
 
 
-@pytest.mark.parametrize("name", [*DENSE, *EXPERTS, *(pytest.param(one, marks=NIGHTLY) for one in LATER)])
-def test_triton_kernels_equal_transformers(name, family, driver):
+@pytest.mark.parametrize("name", thinned(CASES, (*DENSE, *EXPERTS)))
+def test_triton_kernels_equal_transformers(name, family, driver, shows):
     """A norm for each body, learned positions, norms without weights, ALiBi, recurrent parts and routing, in
     Triton's interpreter."""
     one, prompt = family(name), [*prompts()[1]]
     got = driver(one.path, kernels="triton").run(prompt, 5)
     torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)
+    shows(one.path, "Triton interpreted")
