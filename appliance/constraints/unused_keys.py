@@ -13,7 +13,7 @@ from appliance.config.fix import Remove
 from appliance.config.merge import at
 from appliance.config.problems import Problem, given
 from appliance.config.settings import Settings
-from engine.models.parts import Model, TokenLogits, attentions, is_bidirectional
+from engine.models.parts import Model, TokenLogits, attentions, has_experts, is_bidirectional
 
 ANY = object()  # marks keys for which no value is harmless
 
@@ -58,6 +58,10 @@ def _makes_no_vectors(model: Model) -> bool:
     return model.pooler is None or model.pooler.task != "embed" or not model.pooler.whole
 
 
+def _has_no_experts(model: Model) -> bool:
+    return not has_experts(model)
+
+
 def _names_no_tokens(model: Model) -> bool:
     stages = () if model.pooler is None else model.pooler.stages
     return not any(isinstance(stage, TokenLogits) for stage in stages)
@@ -71,6 +75,11 @@ POOLS, WHOLE = "pooling models", "models with bidirectional attention"
 ENCODER_DECODER = "encoder-decoder models"
 
 UNUSED_KEYS = (
+    UnusedKeys(
+        {"engine.return_routed_experts": False},
+        *(_has_no_experts, "models without experts"),
+        because="the model has no layers with experts",
+    ),
     UnusedKeys(
         {"model.generation_config": ANY, **{f"engine.sampling.{name}": ANY for name in _SAMPLING}},
         *(_pools, POOLS),

@@ -164,6 +164,7 @@ def measure(
         draft_rows=0 if view.speculation == "off" else manifest.speculation.tokens,
         media_tokens=manifest.engine.scheduling.max_media_tokens,
         media_cache=manifest.engine.cache.media,
+        routes=manifest.engine.return_routed_experts,
     )
     draws = model.pooler is None
     sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON and draws else ()

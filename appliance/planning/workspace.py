@@ -15,7 +15,7 @@ from engine.lowering.lower import lower
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
 from engine.lowering.media_memory import tower_sizes
 from engine.lowering.program import Attend, AttendLatent, Route
-from engine.lowering.rewrites import compiled_encoder, compiled_ops
+from engine.lowering.rewrites import compiled_encoder, compiled_ops, keep_routes
 from engine.models.parts import (
     MLP,
     Attention,
@@ -78,6 +78,7 @@ class StepSize:
     draft_rows: int = 0  # rows of logits for draft tokens
     media_tokens: int = MEDIA_TOKENS  # most tokens of media in the step
     media_cache: int = MEDIA_CACHE  # bytes of embeddings that are kept for further requests
+    routes: bool = False  # selected experts are kept until the end of the step
 
     @property
     def slots(self) -> int:
@@ -111,11 +112,14 @@ def workspace(
         )
         found += _sources(model, kernels, size, element_bytes)
         found += _routes(model, size.tokens, ranks) if kernels == "triton" else ()
+        if size.routes:
+            experts = sum(routes.width for routes in keep_routes(lower(model, ranks)).routes)
+            found.append(product("selected experts (tokens × experts × words)", size.tokens, experts, ROUTE_WORDS + 1, 4))
         if model.head is None:
             return tuple(found)
         found.append(product("logits (rows × vocab × copies)", size.logit_rows, model.embed.vocab, 4, COPIES[kernels]))
         return tuple(found)
-    program = lower(model, ranks)
+    program = keep_routes(lower(model, ranks)) if size.routes else lower(model, ranks)
     for name, width in buffer_widths((*compiled_ops(program), *chain(*compiled_encoder(program)))).items():
         found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
     found += _whole(model, size, ranks)

@@ -713,6 +713,10 @@ class CompiledModel(CompiledOps):
         self._run(parts, data, batch.tokens)
         return self.buffers[self.program.out][: batch.tokens]
 
+    def routes(self, tokens: int) -> Tensor:
+        """Return the selected experts of all layers in the last step, [tokens, experts]."""
+        return torch.cat([self.buffers[value][:tokens].view(torch.int32) for value in self.program.routes], 1)
+
     def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
         """Compute encoder inputs, and write their keys and values for cross-attention to the pages."""
         assert self.whole is not None, "an encoder has bidirectional attention"

@@ -174,15 +174,15 @@ class FusedModel:
         layers = len(self.kv_layers)
         scales = scales or KVScales((1.0,) * layers, (1.0,) * layers)
         self.scales = list(zip(scales.k, scales.v, strict=True))
-        self._ops = self._fused(self.program.ops, self.program.out)
+        self._ops = self._fused(self.program.ops, self.program.out, *self.program.routes)
         self._encoder_ops = None
         if self.program.encoder_out is not None:
             self._encoder_ops = self._fused(self.program.encoder, self.program.encoder_out)
 
-    def _fused(self, ops: Sequence[Op], out: Value) -> list[tuple[Op, tuple[str, ...]]]:
+    def _fused(self, ops: Sequence[Op], *out: Value) -> list[tuple[Op, tuple[str, ...]]]:
         """Return the operations that are launched, each with the buffers that nothing reads afterwards."""
         fused = quantize_outputs(fuse_add_normalize(fuse_prepare_kv(ops, norms=True)), self._quantizes)
-        return list(zip(fused, last_uses(fused, out), strict=True))
+        return list(zip(fused, last_uses(fused, *out), strict=True))
 
     def scheduled_heads(self, kv_heads: int) -> int:
         """Return the heads for which decode attention divides its work."""
@@ -200,7 +200,13 @@ class FusedModel:
     def forward(self, step: DeviceStep) -> Tensor:
         """Return the hidden states after the final norm, [tokens, hidden], and write the tokens' keys and values to the
         pages. Encoder inputs of the step must have been read before."""
-        return _Run(self, step).execute(self._ops)[self.program.out]
+        return self.forward_routed(step)[0]
+
+    def forward_routed(self, step: DeviceStep) -> tuple[Tensor, Tensor | None]:
+        """Return what `forward` returns, and the selected experts of all layers, [tokens, experts], if the program
+        keeps them."""
+        run, routes = _Run(self, step).execute(self._ops), self.program.routes
+        return run[self.program.out], torch.cat([run[value].expert_ids for value in routes], 1) if routes else None
 
     def encode_inputs(self, encoder_inputs: DeviceStep) -> Tensor:
         """Return the encoder output, [tokens, hidden], and write the keys and values for cross-attention to the

@@ -127,7 +127,8 @@ class ReferenceExecutor:
         self, program: Program, weights: LoadedWeights, world: World, layout: Layout, dtype: torch.dtype
     ) -> None:
         self.program, self.layout = program, layout
-        self._unused = last_uses(program.ops, program.out)
+        self.routes: Tensor | None = None  # [tokens, experts of all layers] of the last step, if the program keeps them
+        self._unused = last_uses(program.ops, program.out, *program.routes)
         self._encoder_unused = last_uses(program.encoder, program.encoder_out or program.out)
         self._parts = weights, world, kv_layers(layout), dtype
         self.adapters = NO_ADAPTERS
@@ -148,6 +149,8 @@ class ReferenceExecutor:
         run = Run(*self._parts, step, *inputs_of, loaded=self.adapters, media=batch.media, states=batch.states)
         run.read_again = self._read_again
         execute(program.ops, run, self._unused)
+        if program.routes:
+            self.routes = torch.cat([run[value] for value in program.routes], 1)
         return run[program.out]
 
 

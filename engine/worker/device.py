@@ -25,7 +25,7 @@ from engine.worker.graphs import Graphs, Recorder
 from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.media import NO_MEDIA, MediaStore, StepMedia, without_deltas
 from engine.worker.results import Results
-from engine.worker.rows import EncoderInputs, PlanRows, plan_rows, split_encoder_inputs, step_result
+from engine.worker.rows import EncoderInputs, PlanRows, plan_rows, routes_of_rows, split_encoder_inputs, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.states import States
 from engine.worker.table import RequestTable
@@ -41,10 +41,12 @@ class Outputs:
     logits: Tensor | None  # [rows, vocab] fp32; None if a row has several tokens
     lengths: Tensor  # [rows] int32
     bad: Tensor  # [rows] int32, 1 if a hidden state of the row is not finite
+    routes: Tensor | None = None  # [tokens, experts of all layers] int32, if they are kept
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in (self.hidden, self.logits, self.lengths, self.bad) if one is not None)
+        kept = (self.hidden, self.logits, self.lengths, self.bad, self.routes)
+        return sum(one.nbytes for one in kept if one is not None)
 
     def copied_to(self, shared: "Outputs") -> "Outputs":
         """Copy the outputs to the first rows of `shared` and return these rows."""
@@ -56,13 +58,16 @@ class Outputs:
         kept.logits.copy_(self.logits)
         kept.lengths.copy_(self.lengths)
         kept.bad.copy_(self.bad)
-        return kept
+        if self.routes is None or shared.routes is None:
+            return kept
+        return replace(kept, routes=shared.routes[:rows].copy_(self.routes))
 
 
 def shared_outputs(largest: Outputs) -> Outputs:
     """Return empty buffers for the outputs of up to as many rows as `largest` has."""
     assert largest.logits is not None, "captured steps have logits of every row"
-    return Outputs(*map(torch.empty_like, (largest.hidden, largest.logits, largest.lengths, largest.bad)))
+    routes = None if largest.routes is None else torch.empty_like(largest.routes)
+    return Outputs(*map(torch.empty_like, (largest.hidden, largest.logits, largest.lengths, largest.bad)), routes)
 
 
 class DeviceRunner:
@@ -143,6 +148,9 @@ class DeviceRunner:
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
         # Copied, because the next captured step overwrites these outputs, possibly before they are read.
         arriving = self._results.fetch((out.bad[:count].clone(), drawn.found, *kept))
+        routed, arriving_routes = self._host.routed_rows(rows.slots), None
+        if routed and out.routes is not None:
+            arriving_routes = self._results.fetch((out.routes[: int(rows.count.sum())].clone(),))
         scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits for the device, if requested
 
         def result() -> StepResult:
@@ -150,6 +158,8 @@ class DeviceRunner:
             failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE) | media.failed
             fingerprints = [logit_fingerprint(row) for logits in sampled_logits for row in logits]
             made = step_result(plan, rows, prepared.read(drawn, found), scored, failed, fingerprints)
+            if arriving_routes is not None:
+                made = replace(made, routes=routes_of_rows(rows, routed, *arriving_routes.wait()))
             return made if media.counts is None else replace(made, media=media.counts)
 
         return result
@@ -195,10 +205,10 @@ class DeviceRunner:
         if step.encoder_inputs is not None:
             # Checked here, because non-finite keys and values are written to pages as zeros.
             found = FINITE_ROWS(self._model.encode_inputs(step.encoder_inputs), step.encoder_inputs.query_start)
-        hidden = self._model.forward(step)
+        hidden, routes = self._model.forward_routed(step)
         logits = None if spans else self._model.logits(hidden)
         bad = FINITE_ROWS(hidden, step.query_start)
         if encoder_inputs is not None and found is not None:
             at = indexes(encoder_inputs.rows, bad.device)
             bad[at] = torch.maximum(bad[at], found)
-        return Outputs(hidden, logits, step.lengths, bad)
+        return Outputs(hidden, logits, step.lengths, bad, routes)

@@ -31,6 +31,16 @@ def refuse_unsupported(body: GenerationRequest) -> None:
             raise RequestError(f"{name} is not supported by this server; leave it out.", name)
 
 
+def check_routes(body: GenerationRequest, config: GatewayConfig) -> None:
+    """Raise RequestError for experts that the engines do not return."""
+    if body.return_routed_experts and not config.routed_experts:
+        raise RequestError(
+            "return_routed_experts requires a model with experts and engine.return_routed_experts: true in the "
+            "manifest; leave it out.",
+            "return_routed_experts",
+        )
+
+
 def check_stream(body: GenerationRequest, prompt_logprobs: int | None) -> None:
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options can only be set when stream is true.", "stream_options")
