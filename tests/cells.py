@@ -23,7 +23,10 @@ CELLS = pytest.StashKey[list[tuple[str, str]]]()  # architecture and column
 
 @pytest.fixture
 def shows(request: pytest.FixtureRequest) -> Shows:
-    """Return a function that notes columns for the architecture of a checkpoint folder. They count if the test passes."""
+    """Return a function that notes columns for the architecture of a checkpoint folder.
+
+    They count if the test passes.
+    """
     found = request.node.stash.setdefault(CELLS, [])
 
     def note(path: Path, *columns: str) -> None:

@@ -114,7 +114,8 @@ def workspace(
         found += _routes(model, size.tokens, ranks) if kernels == "triton" else ()
         if size.routes:
             experts = sum(routes.width for routes in keep_routes(lower(model, ranks)).routes)
-            found.append(product("selected experts (tokens × experts × words)", size.tokens, experts, ROUTE_WORDS + 1, 4))
+            words = ROUTE_WORDS + 1  # all layers, and their experts together
+            found.append(product("selected experts (tokens × experts × words)", size.tokens, experts, words, 4))
         if model.head is None:
             return tuple(found)
         found.append(product("logits (rows × vocab × copies)", size.logit_rows, model.embed.vocab, 4, COPIES[kernels]))

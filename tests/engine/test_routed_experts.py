@@ -108,7 +108,7 @@ def test_preempted_request_returns_experts_once(routers):
 def test_resumed_request_returns_experts_of_new_tokens(routers):
     one = routers("qwen3-moe")
     with LLM(one.path, **SMALL, max_running=4, return_routed_experts=True) as llm:
-        whole = llm.generate(PROMPTS[2], ROUTED)[0]
+        whole = llm.generate([PROMPTS[2]], ROUTED)[0]
         submit, reply = llm._submit(PROMPTS[2], ROUTED)
         llm._loop.post([msgspec.structs.replace(submit, emitted=tuple(whole.ids[:4]))])
         llm._collect({submit.id: reply})
@@ -117,12 +117,13 @@ def test_resumed_request_returns_experts_of_new_tokens(routers):
 
 
 def test_rejected_drafts_have_no_experts(routers):
-    """A repeating prompt gets drafts, of which the random model accepts few."""
+    """Three tokens in random order repeat earlier ones often enough to have drafts, some of which are wrong."""
     one = routers("qwen3-moe")
     options = {**SMALL, "speculation": "ngram", "draft_tokens": 3, "adaptive_drafts": False, "max_running": 4}
     prompt = (5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6)
     with LLM(one.path, **options, return_routed_experts=True) as llm:
-        (made,) = llm.generate(prompt, msgspec.structs.replace(ROUTED, max_tokens=25))
+        drawn = {"temperature": 2.0, "seed": 1, "allowed_token_ids": (5, 6, 7), "max_tokens": 30}
+        (made,) = llm.generate([prompt], msgspec.structs.replace(ROUTED, **drawn))
     assert made.timing is not None and made.timing.rejected_tokens > 0
     assert_same(one, made)
 
@@ -130,7 +131,7 @@ def test_rejected_drafts_have_no_experts(routers):
 def test_engine_that_does_not_keep_experts_refuses_the_request(routers):
     with LLM(routers("qwen3-moe").path, **SMALL, max_running=4) as llm:
         with pytest.raises(RequestError, match="set return_routed_experts") as caught:
-            llm.generate([5, 6], ROUTED)
+            llm.generate([[5, 6]], ROUTED)
         assert caught.value.param == "return_routed_experts"
 
 

@@ -6,7 +6,14 @@ from appliance.server.chat.encoder_input import resolve_decoder_start
 from appliance.server.chat.language import asked_language
 from appliance.server.chat.parsed import Plan, Served
 from appliance.server.chat.sampling import logprob_count, named_tokens
-from appliance.server.chat.sequences import PromptOptions, build_prompt, check_routes, check_stream, reading_of, refuse_unsupported
+from appliance.server.chat.sequences import (
+    PromptOptions,
+    build_prompt,
+    check_routes,
+    check_stream,
+    reading_of,
+    refuse_unsupported,
+)
 from appliance.server.chat.window import check_text
 from appliance.server.schema.completions import CompletionRequest
 from engine.api.errors import RequestError

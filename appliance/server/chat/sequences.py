@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from appliance.config.gateway import GatewayConfig
 from appliance.server.chat.encoder_input import DecoderStart, max_reply_tokens
 from appliance.server.chat.parsed import Prompt, Reading, Served
 from appliance.server.chat.sampling import check_n, child_seeds, resolve, stop_ids, stop_strings

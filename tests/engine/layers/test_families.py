@@ -139,12 +139,16 @@ SHARED = [
     *(("deepseek-v32", 2), ("longcat", 2), ("step3p5", 2)),
     *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
 ]  # families and numbers of ranks
+EVEN = [name for name in CASES if "-odd" not in name]  # two ranks can share their heads
 
 
 @pytest.mark.parametrize("by", KERNELS)
 @pytest.mark.parametrize(
     ("name", "size"),
-    [*SHARED, *(pytest.param(name, 2, marks=NIGHTLY) for name in CASES if (name, 2) not in SHARED and "-odd" not in name)],
+    [
+        *SHARED,
+        *(pytest.param(name, 2, marks=NIGHTLY) for name in CASES if (name, 2) not in SHARED and "-odd" not in name),
+    ],
 )
 def test_several_ranks_equal_transformers(name, size, by, family, driver, on_ranks, shows):
     """One case for each way to store or to share tensors, and nightly all others. Falcon's two KV heads are on six
