@@ -51,6 +51,9 @@ ENCODER_DECODERS = [name for name in ARCHITECTURES if "ConditionalGeneration" in
 POOLING = [name for family in POOLED for name in family.ARCHITECTURES]
 
 
+NO_BLOCKS = ("FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "RecurrentGemmaForCausalLM")
+
+
 def _cells(names: Iterable[str], columns: Iterable[str]) -> frozenset[tuple[str, str]]:
     return frozenset((name, column) for name in names for column in columns)
 
@@ -58,6 +61,9 @@ def _cells(names: Iterable[str], columns: Iterable[str]) -> frozenset[tuple[str,
 EMPTY: dict[str, frozenset[tuple[str, str]]] = {
     "The name is an older one of another row.": _cells(ALIASES, COLUMNS),
     "No tokens are generated.": _cells(POOLING, GENERATING),
+    "A request needs no more blocks than at its admission, because the model has no attention or only windows.": _cells(
+        NO_BLOCKS, ["preempted"]
+    ),
     "The encoder input is computed in one step, and no state is cached, because all of it depends on the complete "
     "input.": _cells(ENCODER_DECODERS, ("chunked prefill", "prefix hit")),
 }

@@ -73,7 +73,8 @@ def assert_same(wanted: Routers, made: Generation) -> None:
     assert len(made.routes) == len(ids), "experts of every token but the last"
     found, expected = np.frombuffer(b"".join(made.routes), "<u2").reshape(len(ids), -1), wanted.selected(ids)
     assert found.shape == expected.shape
-    for ours, theirs in zip(np.split(found, len(wanted.found), 1), np.split(expected, len(wanted.found), 1)):
+    layers = len(wanted.found)
+    for ours, theirs in zip(np.split(found, layers, 1), np.split(expected, layers, 1), strict=True):
         assert np.array_equal(np.sort(ours, 1), np.sort(theirs, 1))
 
 

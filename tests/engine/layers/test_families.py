@@ -110,7 +110,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family, shows):
 @pytest.mark.parametrize("name", thinned(CASES, RESUMED))
 def test_cached_prefixes_and_preemption_change_nothing(name, by, family, shows):
     """The second engine has room for one request of full length. A request whose layers all have windows needs no more
-    blocks than it was admitted with, and is not preempted."""
+    blocks than it was admitted with, and is not preempted; one without attention needs none."""
     one = family(name)
     params = Params(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=3)
     with engine(one.path, by) as llm:
@@ -122,7 +122,8 @@ def test_cached_prefixes_and_preemption_change_nothing(name, by, family, shows):
     with engine(one.path, by, kv_bytes=tight, overlap=False, prefix_cache=False) as llm:
         alone = llm.generate([*prompts(), *prompts()], params)
     assert max(made.timing.cached_tokens for made in again) >= 8
-    assert sum(made.timing.preemptions for made in alone) > 0 or all(part.window for part in attentions(model))
+    grows = not any(part.window or part.chunk for part in attentions(model)) and attentions(model)
+    assert sum(made.timing.preemptions for made in alone) > 0 or not grows
     for made in (*again, *alone):
         assert_same(one, made)
     shows(one.path, "prefix hit", *["preempted"][: sum(made.timing.preemptions for made in alone)])
@@ -139,7 +140,10 @@ SHARED = [
     *(("deepseek-v32", 2), ("longcat", 2), ("step3p5", 2)),
     *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
 ]  # families and numbers of ranks
-EVEN = [name for name in CASES if "-odd" not in name]  # two ranks can share their heads
+UNEVEN = ("starcoder-heads", "opt-after", "stablelm-parallel", "falcon-one-norm", "falcon-7b", "exaone4-no-windows",
+          "smollm3-windows", "hunyuan-moe", "glm4-moe-groups", "falcon-h1-norm", "granite-hybrid-dense", "nemotron-h",
+          "lfm2-bias", "qwen3_5-moe")  # fmt: skip
+EVEN = [name for name in CASES if "-odd" not in name and name not in UNEVEN]  # two ranks can share their heads
 
 
 @pytest.mark.parametrize("by", KERNELS)
