@@ -185,7 +185,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
     },
     "qwen3-30b-a3b": _QWEN3_30B,
-    # 4 of 48 layers of Qwen3-30B-A3B: 3.1 B parameters, 0.2 B of which a token is multiplied by, besides the head.
+    # Qwen3-30B-A3B with 4 layers instead of 48: 3.1 B parameters.
     "qwen3-30b-a3b-4l": _QWEN3_30B | {"num_hidden_layers": 4},
     "qwen3-moe-tiny": _QWEN3_30B | _TINY | {"moe_intermediate_size": 64, "num_experts": 16, "head_dim": 32},
     # Layers of DeepSeek-V2-Lite, with the queries of low rank of DeepSeek-V2: llama.cpp expects them unless a model has

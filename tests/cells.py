@@ -1,6 +1,6 @@
-"""Recording of what the tests show of each architecture: the cells of docs/tested-models.md.
+"""Recording of the tested properties of each architecture, the cells of docs/tested-models.md.
 
-A test that uses the fixture `shows` names the columns that it proves for a checkpoint:
+A test with the fixture `shows` names columns for a checkpoint:
 
     shows(path, "chunked prefill", "prefix hit")
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tools.tested_models_page import COLUMNS, read_recording, write_recording
+from tools.tested_models_page import COLUMNS, read_not_run, read_recording, write_recording
 
 Shows = Callable[..., None]
 CELLS = pytest.StashKey[list[tuple[str, str]]]()  # architecture and column
@@ -39,7 +39,7 @@ def shows(request: pytest.FixtureRequest) -> Shows:
 
 
 class Recorder:
-    """Plugin that selects the tests with `shows` and writes what they noted."""
+    """Plugin that selects the tests with `shows` and writes their cells."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -60,7 +60,8 @@ class Recorder:
         return report
 
     def pytest_sessionfinish(self) -> None:
-        recorded = read_recording(self.file) if self.file.exists() else {}
+        exists = self.file.exists()
+        recorded, not_run = (read_recording(self.file), read_not_run(self.file)) if exists else ({}, {})
         for (architecture, column), tests in self.cells.items():
             recorded.setdefault(architecture, {})[column] = sorted(set(tests))
-        write_recording(self.file, recorded)
+        write_recording(self.file, recorded, not_run)

@@ -1,11 +1,11 @@
-"""Write docs/tested-models.md from a recorded run of the tests: architectures and what was tested of each.
+"""Write docs/tested-models.md from a recorded run of the tests: the tested properties of each architecture.
 
-`tests/cells.py` describes how to record. `EMPTY` has the reason for each cell that no test fills.
+`tests/cells.py` describes how to record. `EMPTY` has the reasons of cells without tests.
 """
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,6 +17,9 @@ from tools.pages import write_pages  # noqa: E402
 RECORDING = ROOT / "docs" / "tested-models.json"
 Cells = dict[str, dict[str, list[str]]]
 """Architecture → column → node ids of the tests that passed."""
+NotRun = dict[str, list[str]]
+"""Architecture → columns with tests that were not part of the recorded run."""
+NOT_RUN = "Its tests were not part of the recorded run."
 
 GENERATING = ("chunked prefill", "prefix hit", "preempted", "resumed after SIGKILL")
 COLUMNS = {
@@ -51,6 +54,7 @@ ENCODER_DECODERS = [name for name in ARCHITECTURES if "ConditionalGeneration" in
 POOLING = [name for family in POOLED for name in family.ARCHITECTURES]
 
 
+SPEECH = ["WhisperForConditionalGeneration"]
 NO_BLOCKS = ("FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "RecurrentGemmaForCausalLM")
 
 
@@ -64,6 +68,7 @@ EMPTY: dict[str, frozenset[tuple[str, str]]] = {
     "A request needs no more blocks than at its admission, because the model has no attention or only windows.": _cells(
         NO_BLOCKS, ["preempted"]
     ),
+    "Triton kernels do not support the encoder of spectrograms.": _cells(SPEECH, ["Triton interpreted"]),
     "The encoder input is computed in one step, and no state is cached, because all of it depends on the complete "
     "input.": _cells(ENCODER_DECODERS, ("chunked prefill", "prefix hit")),
 }
@@ -73,10 +78,10 @@ HEAD = """# Tested models
 
 <!-- made by tools/tested_models_page.py from docs/tested-models.json; a test keeps it so -->
 
-See here what the tests show of each architecture. Checkpoints of the tests are tiny and random; each architecture has
-one or several configurations, among them odd ones (one KV head, odd sizes, windows at the edges of blocks). A cell
-with ✓ is the result of tests that passed in the recorded run; [tested-models.json](tested-models.json) has their names.
-An empty cell has the letter of its reason. [models.md](models.md) describes the architectures.
+This page lists the tested properties of each architecture. Checkpoints of the tests are tiny and random; each
+architecture has one or several configurations, among them odd ones (one KV head, odd sizes, windows at the edges of
+blocks). A cell with ✓ is the result of tests that passed in the recorded run;
+[tested-models.json](tested-models.json) has their names. An empty cell has the letter of its reason. [models.md](models.md) describes the architectures.
 
 """
 
@@ -91,9 +96,9 @@ and this page (about half an hour):
 .venv/bin/python -m tools.tested_models_page
 ```
 
-Results of other tests stay in the recording, so after a change of one family it is enough to run its tests, for
-example with `-k afmoe`. A new architecture needs a test that uses the fixture `shows` (`tests/cells.py`) for each
-column, or a reason in `EMPTY` of the tool.
+Results of other tests are kept, so one family can be recorded with its tests alone, for example with `-k afmoe`. A new
+architecture needs a test that uses the fixture `shows` (`tests/cells.py`) for each column, or a reason in `EMPTY` of
+the tool.
 """
 
 
@@ -107,8 +112,14 @@ def read_recording(file: Path = RECORDING) -> Cells:
     }
 
 
-def write_recording(file: Path, cells: Cells) -> None:
-    """Write a recording with a line for each test and each architecture."""
+def read_not_run(file: Path = RECORDING) -> NotRun:
+    """Read the cells whose tests have not been run for the recording."""
+    found: NotRun = json.loads(file.read_text())["not_run"]
+    return found
+
+
+def write_recording(file: Path, cells: Cells, not_run: NotRun) -> None:
+    """Write a recording with a line for each test and each architecture. Recorded cells are removed from `not_run`."""
     tests = sorted({test for columns in cells.values() for found in columns.values() for test in found})
     number = {test: at for at, test in enumerate(tests)}
     rows = {
@@ -117,15 +128,18 @@ def write_recording(file: Path, cells: Cells) -> None:
     }
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in rows.items())
     named = ",\n".join(f" {json.dumps(test)}" for test in tests)
-    file.write_text(f'{{"tests": [\n{named}\n],\n"architectures": {{\n{lines}\n}}}}\n')
+    left = {name: [one for one in columns if one not in cells.get(name, {})] for name, columns in not_run.items()}
+    rest = ",\n".join(f" {json.dumps(name)}: {json.dumps(columns)}" for name, columns in left.items() if columns)
+    parts = f'"tests": [\n{named}\n],\n"architectures": {{\n{lines}\n}},\n"not_run": {{\n{rest}\n}}'
+    file.write_text(f"{{{parts}}}\n")
 
 
-def problems(cells: Mapping[str, Mapping[str, object]]) -> list[str]:
+def problems(cells: Mapping[str, Mapping[str, object]], not_run: Mapping[str, Sequence[str]]) -> list[str]:
     """Return every disagreement of a recording with the list of families and with the reasons for empty cells."""
     found = [f"{name} is recorded, but not served; remove it" for name in sorted(cells.keys() - set(ARCHITECTURES))]
     for name in ARCHITECTURES:
         for column in COLUMNS:
-            filled, reasons = column in cells.get(name, {}), _reasons(name, column)
+            filled, reasons = column in cells.get(name, {}), _reasons(name, column, not_run)
             if filled and reasons:
                 found.append(f"{name}, {column}: is recorded, but EMPTY has a reason why it is not")
             if not filled and len(reasons) != 1:
@@ -133,23 +147,25 @@ def problems(cells: Mapping[str, Mapping[str, object]]) -> list[str]:
     return found
 
 
-def _reasons(name: str, column: str) -> list[str]:
-    return [reason for reason, cells in EMPTY.items() if (name, column) in cells]
+def _reasons(name: str, column: str, not_run: Mapping[str, Sequence[str]]) -> list[str]:
+    found = [reason for reason, cells in EMPTY.items() if (name, column) in cells]
+    return [*found, NOT_RUN] if column in not_run.get(name, ()) else found
 
 
-def tested_models_page(cells: Cells | None = None) -> str:
-    """Return the page for a recording."""
-    cells = read_recording() if cells is None else cells
-    letter = {reason: chr(ord("a") + at) for at, reason in enumerate(EMPTY)}
+def tested_models_page() -> str:
+    """Return the page for the recording."""
+    cells, not_run = read_recording(), read_not_run()
+    shown = (*EMPTY, NOT_RUN) if not_run else tuple(EMPTY)
+    letter = {reason: chr(ord("a") + at) for at, reason in enumerate(shown)}
     lines = [f"| architecture | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for name in sorted(ARCHITECTURES):
         marks = [
-            "✓" if column in cells.get(name, {}) else " ".join(letter[one] for one in _reasons(name, column))
+            "✓" if column in cells.get(name, {}) else " ".join(letter[one] for one in _reasons(name, column, not_run))
             for column in COLUMNS
         ]
         lines.append(f"| `{name}` | {' | '.join(marks)} |")
     columns = "".join(f"| {name} | {text} |\n" for name, text in COLUMNS.items())
-    reasons = "".join(f"| {letter[reason]} | {reason} |\n" for reason in EMPTY)
+    reasons = "".join(f"| {letter[reason]} | {reason} |\n" for reason in shown)
     aliases = "".join(f"| `{old}` | `{new}` |\n" for old, new in ALIASES.items())
     return (
         HEAD

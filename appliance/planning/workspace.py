@@ -14,7 +14,7 @@ from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
 from engine.lowering.media_memory import tower_sizes
-from engine.lowering.program import Attend, AttendLatent, Route
+from engine.lowering.program import Attend, AttendLatent, Route, SelectKeys
 from engine.lowering.rewrites import compiled_encoder, compiled_ops, keep_routes
 from engine.models.parts import (
     MLP,
@@ -52,6 +52,8 @@ TORCH_CODE_BYTES = 4 * MIB  # pages of torch's own kernels, which compiled kerne
 LIBRARY_BYTES = 8 * MIB  # most that one torch thread keeps of a repacked matrix
 SCORE_ELEMENTS = 1 << 27  # most attention scores that torch holds at once (kernels/attention/common.py)
 SCORE_COPIES = 2
+SORTED_WORDS = 5  # per key of an indexer in torch: its score, once more in a piece, sorted, and its position in 64 bits
+PROGRAMS = 320  # most programs that select keys at the same time: two for each multiprocessor of the largest GPUs
 NCCL_BYTES = 512 * MIB  # NCCL buffers of each GPU. Assumed.
 GRAPH_BYTES = 8 * MIB  # per captured graph, independent of its batch size
 COPIES = {"torch": 5, "triton": 5}  # copies of the logits in sampling: probabilities, their sorted copy and indices
@@ -207,6 +209,22 @@ def attention_scores(
     )
     scores = product("scores of a row (copies × heads × tokens × keys)", SCORE_COPIES, most.heads, rows, keys(most), 4)
     return gathered, scores
+
+
+def indexer_scores(model: Model, *, kernels: str, size: StepSize, max_context: int) -> tuple[Step, ...]:
+    """Return the memory in which an indexer compares all keys of a sequence. Compiled kernels use the parts of
+    attention for it."""
+    heads = max((op.part.heads for op in lower(model).ops if isinstance(op, SelectKeys)), default=0)
+    tokens = min(size.tokens, max_context)
+    if not heads or kernels not in COPIES:
+        return ()
+    if kernels == "triton":
+        return (product("scores of an indexer (programs × positions)", min(size.tokens, PROGRAMS), max_context, 4),)
+    rows = min(tokens, max(1, SCORE_ELEMENTS // (heads * max_context)))
+    return (
+        product("products of an indexer (heads × tokens × keys)", heads, rows, max_context, 4),
+        product("scores of an indexer (words × tokens × keys)", SORTED_WORDS, tokens, max_context, 4),
+    )
 
 
 def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:

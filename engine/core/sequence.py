@@ -147,7 +147,7 @@ class Sequence:
             self.routed += len(new)
 
     def take_routes(self) -> tuple[bytes, ...]:
-        """Return what the next delta has."""
+        """Return the experts for the next delta."""
         if not self.routes:
             return ()
         taken, self.routes = self.routes, []

@@ -1,6 +1,6 @@
 """An engine process with a real model is killed in the middle of replies; the next one continues them.
 
-The gateway's client does what the gateway does: it submits each request again, with the tokens so far.
+Like the gateway, the test submits each request again, with the tokens so far.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ def started(config: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def read(client: EngineClient, submit: Submit, got: dict[str, list[int]], victim: Any) -> Submit | None:
-    """Read a reply; kill the engine once 20 tokens of all replies have come. Return the request that goes on."""
+    """Read a reply; kill the engine after 20 tokens of all replies. Return the interrupted request."""
     try:
         async for delta in client.generate(submit):
             got[submit.id] += delta.ids

@@ -1,4 +1,4 @@
-"""Selected experts that a request returns equal those of transformers' routers, with all kernels."""
+"""Experts that a request returns equal the selection of transformers' routers, with all kernels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ PROMPTS = [tuple(range(3, 3 + length)) for length in (1, 7, 18)] + [tuple(range(
 
 @dataclass
 class Routers:
-    """A checkpoint, and what the routers of transformers' model select."""
+    """A checkpoint, and the experts that the routers of transformers' model select."""
 
     path: Path
     model: Any
@@ -81,7 +81,7 @@ def assert_same(wanted: Routers, made: Generation) -> None:
 @pytest.mark.parametrize("kernels", ["torch", best(), "triton"])
 @pytest.mark.parametrize("name", ["qwen3-moe", pytest.param("minimax-m2", marks=NIGHTLY)])
 def test_experts_of_every_token_equal_those_of_transformers(name, kernels, routers):
-    """Prompts in chunks, several requests in a step, one that does not ask, and a repeated prompt."""
+    """Prompts in chunks, several requests in a step, one without the option, and a repeated prompt."""
     one = routers(name)
     silent = msgspec.structs.replace(ROUTED, return_routed_experts=False)
     params = [ROUTED, ROUTED, ROUTED, ROUTED, silent]
@@ -118,7 +118,7 @@ def test_resumed_request_returns_experts_of_new_tokens(routers):
 
 
 def test_rejected_drafts_have_no_experts(routers):
-    """Three tokens in random order repeat earlier ones often enough to have drafts, some of which are wrong."""
+    """Three tokens in random order repeat earlier ones, so there are drafts, and some of them are wrong."""
     one = routers("qwen3-moe")
     options = {**SMALL, "speculation": "ngram", "draft_tokens": 3, "adaptive_drafts": False, "max_running": 4}
     prompt = (5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6)
