@@ -81,7 +81,8 @@ HEAD = """# Tested models
 This page lists the tested properties of each architecture. Checkpoints of the tests are tiny and random; each
 architecture has one or several configurations, among them odd ones (one KV head, odd sizes, windows at the edges of
 blocks). A cell with ✓ is the result of tests that passed in the recorded run;
-[tested-models.json](tested-models.json) has their names. An empty cell has the letter of its reason. [models.md](models.md) describes the architectures.
+[tested-models.json](tested-models.json) has their names. An empty cell has the letter of its reason.
+[models.md](models.md) describes the architectures.
 
 """
 
