@@ -44,7 +44,10 @@ def test_tested_models_name_tests_that_exist():
     [
         (lambda cells: cells["AfmoeForCausalLM"].pop("loads"), "AfmoeForCausalLM, loads: is not recorded"),
         (lambda cells: cells.update(Gone={"loads": []}), "Gone is recorded, but not served"),
-        (lambda cells: cells["BertModel"].update({"preempted": []}), "BertModel, preempted: is recorded, but EMPTY"),
+        (
+            lambda cells: cells.setdefault("BertModel", {}).update(preempted=[]),
+            "BertModel, preempted: is recorded, but EMPTY",
+        ),
     ],
 )
 def test_disagreements_of_recording_and_families_are_reported(change, found):
