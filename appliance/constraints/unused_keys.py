@@ -76,11 +76,6 @@ ENCODER_DECODER = "encoder-decoder models"
 
 UNUSED_KEYS = (
     UnusedKeys(
-        {"engine.return_routed_experts": False},
-        *(_has_no_experts, "models without experts"),
-        because="the model has no layers with experts",
-    ),
-    UnusedKeys(
         {"model.generation_config": ANY, **{f"engine.sampling.{name}": ANY for name in _SAMPLING}},
         *(_pools, POOLS),
         because="the model is a pooling model and samples no tokens",
@@ -166,6 +161,11 @@ UNUSED_KEYS = (
         {"model.pooling.score_tokens": ANY},
         *(_names_no_tokens, "models other than rerankers (`model.task: score`)"),
         because="only a generative model that is served with `model.task: score` has answer tokens",
+    ),
+    UnusedKeys(
+        {"engine.return_routed_experts": False},
+        *(_has_no_experts, "models without experts"),
+        because="the model has no layers with experts",
     ),
 )
 
