@@ -179,6 +179,8 @@ class Generation:
     ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)  # one for each id, if requested
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    routes: list[bytes] = field(default_factory=list)
+    """Experts of each token of prompt and reply but the last, if requested: uint16 numbers, layer after layer."""
     finish: Finish | None = None
     stop_reason: int | str | None = None  # stop string or stop token that ended the reply
     error: str | None = None  # message, if finish is "error"
@@ -210,6 +212,7 @@ class _Reply:
         self._count(delta)
         if delta.prompt_logprobs is not None:
             made.prompt_logprobs = delta.prompt_logprobs
+        made.routes += delta.routes
         for index, token in enumerate(delta.ids):
             made.ids.append(token)
             made.logprobs += delta.logprobs[index : index + 1]

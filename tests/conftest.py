@@ -12,6 +12,7 @@ import faulthandler
 import os
 from collections.abc import Generator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 from tests import repeat
+from tests.cells import Recorder
+from tests.cells import shows as shows  # a fixture
 from tests.emulation import use_emulated
 from tests.fast_interpreter import save_time
 from tests.interpreter import fix_dot_order
@@ -60,6 +63,7 @@ LONGEST = (
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--emulate", action="store_true", help="run CPU kernels for AVX-512 and AMX, emulated")
+    parser.addoption("--record-cells", type=Path, help="run the tests of docs/tested-models.md, and record them here")
     pluginmanager.register(repeat)
 
 
@@ -68,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
         patch = pytest.MonkeyPatch()
         config.add_cleanup(patch.undo)
         use_emulated(patch)
+    if (file := config.getoption("record_cells")) is not None:
+        config.pluginmanager.register(Recorder(file))
 
 
 @pytest.hookimpl(optionalhook=True)  # the tests of the page run without pytest-xdist

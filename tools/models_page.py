@@ -24,6 +24,7 @@ windows free blocks that are out of reach. Mixtures of experts run with the comp
 weight formats), with the fused kernels of a GPU, and with torch. Separate sections describe
 [encoder-decoder models](#encoder-decoder-models), [other decoders](#decoders-without-a-declaration),
 [pooling models](#pooling-models) and [quantized checkpoints](#quantized-checkpoints).
+[tested-models.md](tested-models.md) lists the tested properties of each architecture.
 
 | architecture | family | declared in |
 |---|---|---|

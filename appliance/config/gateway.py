@@ -132,6 +132,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pooled: PooledModel | None = None  # set unless the only task is generation
     encoder: EncoderLimits | None = None  # set for encoder-decoder models
     speech: SpeechModel | None = None  # set for speech models
+    routed_experts: tuple[int, ...] = ()
+    """Experts per token in each layer with experts, if requests may return them."""
     modalities: tuple[Modality, ...] = ()  # of prompts beside text, as far as `limits.media` permits them
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning

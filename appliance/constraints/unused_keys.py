@@ -13,7 +13,7 @@ from appliance.config.fix import Remove
 from appliance.config.merge import at
 from appliance.config.problems import Problem, given
 from appliance.config.settings import Settings
-from engine.models.parts import Model, TokenLogits, attentions, is_bidirectional
+from engine.models.parts import Model, TokenLogits, attentions, has_experts, is_bidirectional
 
 ANY = object()  # marks keys for which no value is harmless
 
@@ -56,6 +56,10 @@ def _is_recurrent(model: Model) -> bool:
 
 def _makes_no_vectors(model: Model) -> bool:
     return model.pooler is None or model.pooler.task != "embed" or not model.pooler.whole
+
+
+def _has_no_experts(model: Model) -> bool:
+    return not has_experts(model)
 
 
 def _names_no_tokens(model: Model) -> bool:
@@ -157,6 +161,11 @@ UNUSED_KEYS = (
         {"model.pooling.score_tokens": ANY},
         *(_names_no_tokens, "models other than rerankers (`model.task: score`)"),
         because="only a generative model that is served with `model.task: score` has answer tokens",
+    ),
+    UnusedKeys(
+        {"engine.return_routed_experts": False},
+        *(_has_no_experts, "models without experts"),
+        because="the model has no layers with experts",
     ),
 )
 

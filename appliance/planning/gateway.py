@@ -28,6 +28,8 @@ from appliance.planning.pooled import pooled_model, tasks_of
 from appliance.planning.speech import speech_model
 from appliance.planning.targets import passed_on
 from engine.api.media import Modality
+from engine.lowering.lower import lower
+from engine.lowering.rewrites import keep_routes
 from engine.media.families import known_modalities
 from engine.models.checkpoint import Checkpoint
 
@@ -100,6 +102,7 @@ def gateway_config(
         pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
         encoder=encoder,
         speech=speech_model(checkpoint),
+        routed_experts=_routed_experts(manifest, checkpoint),
         modalities=_modalities(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,
@@ -117,6 +120,12 @@ def gateway_config(
         outputs_sha256=outputs_sha256,
     )
     return with_values(config, _unused(config))
+
+
+def _routed_experts(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
+    if not manifest.engine.return_routed_experts:
+        return ()
+    return tuple(routes.width for routes in keep_routes(lower(checkpoint.model)).routes)
 
 
 def _modalities(manifest: Manifest, checkpoint: Checkpoint) -> tuple[Modality, ...]:

@@ -5,6 +5,7 @@ The planner and the solver's memory rule (appliance/planning/ranks.py) call the 
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from appliance.config.manifest import Manifest
 from appliance.constraints.rule import TRITON, View
@@ -19,6 +20,7 @@ from appliance.planning.workspace import (
     attention_scores,
     draft_workspace,
     graphs,
+    indexer_scores,
     logits_bytes,
     low_rank_buffer,
     low_rank_parts,
@@ -127,9 +129,9 @@ class MemoryBudget:
         )
 
     def scores(self, context: int) -> tuple[Step, ...]:
-        return attention_scores(
-            self.model, kernels=self.view.kernels, size=self.size, max_context=context, ranks=self.view.tensor
-        )
+        sizes: dict[str, Any] = {"kernels": self.view.kernels, "size": self.size, "max_context": context}
+        scores = attention_scores(self.model, **sizes, ranks=self.view.tensor)
+        return *scores, *indexer_scores(self.model, **sizes)
 
     def workspace(self, context: int) -> int:
         return summed((*self.fixed, *self.graphs, *self.tables(context), *self.scores(context)))
@@ -164,6 +166,7 @@ def measure(
         draft_rows=0 if view.speculation == "off" else manifest.speculation.tokens,
         media_tokens=manifest.engine.scheduling.max_media_tokens,
         media_cache=manifest.engine.cache.media,
+        routes=manifest.engine.return_routed_experts,
     )
     draws = model.pooler is None
     sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON and draws else ()

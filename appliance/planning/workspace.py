@@ -14,8 +14,8 @@ from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower, state_projection
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
 from engine.lowering.media_memory import tower_sizes
-from engine.lowering.program import Attend, AttendLatent, Route
-from engine.lowering.rewrites import compiled_encoder, compiled_ops
+from engine.lowering.program import Attend, AttendLatent, Route, SelectKeys
+from engine.lowering.rewrites import compiled_encoder, compiled_ops, keep_routes
 from engine.models.parts import (
     MLP,
     Attention,
@@ -52,6 +52,8 @@ TORCH_CODE_BYTES = 4 * MIB  # pages of torch's own kernels, which compiled kerne
 LIBRARY_BYTES = 8 * MIB  # most that one torch thread keeps of a repacked matrix
 SCORE_ELEMENTS = 1 << 27  # most attention scores that torch holds at once (kernels/attention/common.py)
 SCORE_COPIES = 2
+SORTED_WORDS = 5  # per key of an indexer in torch: its score, once more in a piece, sorted, and its position in 64 bits
+PROGRAMS = 320  # most programs that select keys at the same time: two for each multiprocessor of the largest GPUs
 NCCL_BYTES = 512 * MIB  # NCCL buffers of each GPU. Assumed.
 GRAPH_BYTES = 8 * MIB  # per captured graph, independent of its batch size
 COPIES = {"torch": 5, "triton": 5}  # copies of the logits in sampling: probabilities, their sorted copy and indices
@@ -78,6 +80,7 @@ class StepSize:
     draft_rows: int = 0  # rows of logits for draft tokens
     media_tokens: int = MEDIA_TOKENS  # most tokens of media in the step
     media_cache: int = MEDIA_CACHE  # bytes of embeddings that are kept for further requests
+    routes: bool = False  # selected experts are kept until the end of the step
 
     @property
     def slots(self) -> int:
@@ -111,6 +114,10 @@ def workspace(
         )
         found += _sources(model, kernels, size, element_bytes)
         found += _routes(model, size.tokens, ranks) if kernels == "triton" else ()
+        if size.routes:
+            experts = sum(routes.width for routes in keep_routes(lower(model, ranks)).routes)
+            words = ROUTE_WORDS + 1  # all layers, and their experts together
+            found.append(product("selected experts (tokens × experts × words)", size.tokens, experts, words, 4))
         if model.head is None:
             return tuple(found)
         found.append(product("logits (rows × vocab × copies)", size.logit_rows, model.embed.vocab, 4, COPIES[kernels]))
@@ -118,7 +125,7 @@ def workspace(
     if (projection := state_projection(model)) is not None:
         for name, width in buffer_widths(projection.ops).items():
             found.append(product(f"{BUFFER} {name} (tokens × width)", size.tokens, width, 4))
-    program = lower(model, ranks)
+    program = keep_routes(lower(model, ranks)) if size.routes else lower(model, ranks)
     for name, width in buffer_widths((*compiled_ops(program), *chain(*compiled_encoder(program)))).items():
         found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
     found += _whole(model, size, ranks)
@@ -205,6 +212,22 @@ def attention_scores(
     )
     scores = product("scores of a row (copies × heads × tokens × keys)", SCORE_COPIES, most.heads, rows, keys(most), 4)
     return gathered, scores
+
+
+def indexer_scores(model: Model, *, kernels: str, size: StepSize, max_context: int) -> tuple[Step, ...]:
+    """Return the memory in which an indexer compares all keys of a sequence. Compiled kernels use the parts of
+    attention for it."""
+    heads = max((op.part.heads for op in lower(model).ops if isinstance(op, SelectKeys)), default=0)
+    tokens = min(size.tokens, max_context)
+    if not heads or kernels not in COPIES:
+        return ()
+    if kernels == "triton":
+        return (product("scores of an indexer (programs × positions)", min(size.tokens, PROGRAMS), max_context, 4),)
+    rows = min(tokens, max(1, SCORE_ELEMENTS // (heads * max_context)))
+    return (
+        product("products of an indexer (heads × tokens × keys)", heads, rows, max_context, 4),
+        product("scores of an indexer (words × tokens × keys)", SORTED_WORDS, tokens, max_context, 4),
+    )
 
 
 def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:

@@ -61,8 +61,8 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
         if cached != job:
             read(job)
             cached = job
-        for row in range(job.batch):
-            llama_cpp.llama_memory_seq_rm(memory, row, job.context, -1)
+        if not all(llama_cpp.llama_memory_seq_rm(memory, row, job.context, -1) for row in range(job.batch)):
+            read(job)  # a recurrent state cannot return to the end of the prompt
         decode([(11, job.context, row, True) for row in range(job.batch)])
         start = time.perf_counter()
         for step in range(1, STEPS):

@@ -372,6 +372,7 @@ def merge(deltas: list[Delta]) -> Delta:
         tuple(id for delta in deltas for id in delta.ids),
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
         prompt_logprobs=next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None),
+        routes=tuple(route for delta in deltas for route in delta.routes),
         finish=last.finish,
         stop_reason=last.stop_reason,
         timing=next((delta.timing for delta in reversed(deltas) if delta.timing is not None), None),

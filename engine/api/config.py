@@ -338,6 +338,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """File of the flight recorder."""
     record_size: int = 256 * 2**20
     """Size limit of the recording, in bytes."""
+    return_routed_experts: bool = False
+    """Keep the selected experts of each step, so that requests may return them."""
     lifecycle: LifecycleConfig = LifecycleConfig()
     socket: str = ""
     """Path of the Unix socket to listen on."""

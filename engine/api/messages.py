@@ -49,6 +49,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs_mode: Literal["raw", "processed"] = "raw"
     logprob_ids: tuple[int, ...] = ()  # with logprobs: these tokens in this order instead of the most likely ones
     speech: SpeechRules | None = None
+    return_routed_experts: bool = False  # return the experts of each computed token
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -186,6 +187,10 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     ids: tuple[int, ...] = ()  # new tokens
     logprobs: tuple[Logprob, ...] = ()  # one for each new token
     prompt_logprobs: tuple[Logprob | None, ...] | None = None  # all with the first delta; None for the first token
+    routes: tuple[bytes, ...] = ()
+    """Experts of the tokens that were computed since the last delta: the prompt with the first one, then the token
+    before each new one. Each token has the little-endian uint16 numbers of all layers with experts, one after another.
+    Empty unless the request has `return_routed_experts`."""
     finish: Finish | None = None  # set on the last delta
     stop_reason: int | None = None  # stop token id that ended it; None for an end token or a length
     timing: Timing | None = None

@@ -116,6 +116,7 @@ class SchedulerConfig:
     adapter_slots: int | None = None  # LoRA adapters on the device at a time; None: all of them, always
     speculation: SpeculationConfig = SpeculationConfig()
     media: MediaLimits | None = None  # None if the model reads only text
+    routes: bool = False  # the worker returns selected experts
 
     def speculates(self, submit: Submit) -> bool:
         """Return whether this request may have drafts."""
@@ -163,6 +164,11 @@ class SchedulerConfig:
             )
         self._check_ids(submit)
         self._check_media(submit)
+        if submit.sampling.return_routed_experts and not self.routes:
+            raise RequestError(
+                "return_routed_experts: this engine does not keep selected experts; set engine.return_routed_experts",
+                "return_routed_experts",
+            )
         if self.pooled is not None:
             self.pooled.check(submit)
         elif submit.pooling is not None:

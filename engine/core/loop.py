@@ -528,6 +528,7 @@ def build_loop(
         adapter_slots=config.adapter_loading.max_active,
         speculation=config.speculation,
         media=media_limits(worker.model, config.scheduling.max_media_tokens),
+        routes=config.return_routed_experts,
     )
     grammars, events, on_idle = Grammars(open_compiler), list[TimedEvent](), None
 

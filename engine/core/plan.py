@@ -118,6 +118,7 @@ class StepResult:
     pooled: dict[int, Pooled] = field(default_factory=dict)  # of prompts that the row completed
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)  # expected next tokens, from a draft model
     media: MediaCounts | None = None  # None: the step needed no embeddings
+    routes: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # experts of each position, see `Delta.routes`
 
     def tokens(self, row: int) -> tuple[int, ...]:
         """Return the tokens of a row that samples."""

@@ -323,6 +323,8 @@ class Scheduler:
                 continue
             if sequence.prompt_logprobs is not None:
                 _keep_prompt_logprobs(sequence, row, result.prompt_logprobs.get(index, ()))
+            if sequence.routes is not None and not row.sample:
+                sequence.add_routes(row.first, result.routes.get(index, ()))
             if row.sample:
                 settled.deltas.append(self._append_tokens(sequence, row, result, index, now))
             elif sequence.total == sequence.limit and row.first + row.count == sequence.limit:
@@ -467,7 +469,7 @@ class Scheduler:
             return False
         if sequence.total > sequence.rope_limit:
             self._set_rope_length(sequence, sequence.total)
-        scored = sequence.sampling.prompt_logprobs is not None
+        scored = sequence.sampling.prompt_logprobs is not None or sequence.routes is not None
         may_read = self.config.prefix_cache and not scored and self.config.may_skip(sequence.submit)
         hit = self.cache.lookup(sequence.tables, sequence.ids) if may_read else MISS
         wanted = self.cache.blocks_needed(sequence.tables, hit, sequence.total, self.config.max_step_tokens)
@@ -662,7 +664,9 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 sequence.computed += number
         sequence.last_token = now
-        if finish is None and sequence.first_token is not None and not result.logprobs:
+        if sequence.routes is not None:  # rejected drafts have been computed too
+            sequence.add_routes(row.first, result.routes.get(index, ())[: len(ids) - 1 - row.first])
+        elif finish is None and sequence.first_token is not None and not result.logprobs:
             return Delta(sequence.id, tokens)
         timed = finish is not None or sequence.first_token is None
         if sequence.first_token is None:
@@ -675,6 +679,7 @@ class Scheduler:
             tokens,
             logprobs=result.logprobs.get(index, ())[: len(tokens)],
             prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+            routes=sequence.take_routes(),
             finish=finish,
             stop_reason=reason,
             timing=sequence.timing() if timed else None,
@@ -706,6 +711,7 @@ def _last_of_scored(sequence: Sequence) -> Delta:
     return Delta(
         sequence.id,
         prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+        routes=sequence.take_routes(),
         finish="length",
         timing=sequence.timing(),
     )

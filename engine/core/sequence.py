@@ -1,5 +1,6 @@
 """State of one request in the scheduler: its tokens, and how many of them are computed or pending."""
 
+from collections.abc import Sequence as Rows
 from enum import Enum
 
 import msgspec
@@ -61,6 +62,8 @@ class Sequence:
         "preemptions",
         "prompt_logprobs",
         "prompt_tokens",
+        "routed",
+        "routes",
         "scheduling_key",
         "rope_length",
         "rope_limit",
@@ -110,6 +113,8 @@ class Sequence:
         self.prompt_logprobs: list[Logprob | None] | None = None
         if submit.sampling.prompt_logprobs is not None and not submit.emitted:  # else an earlier engine sent them
             self.prompt_logprobs = [None] * self.prompt_tokens
+        self.routes: list[bytes] | None = [] if submit.sampling.return_routed_experts else None  # not yet returned
+        self.routed = self.total - 1 if submit.emitted else 0  # positions whose experts have been returned or are in it
         self.arrived = now
         self.scheduled: float | None = None
         self.first_token: float | None = None
@@ -132,6 +137,21 @@ class Sequence:
         if sampling.prompt_logprobs is None or self.prompt_logprobs is not None:
             return sampling
         return msgspec.structs.replace(sampling, prompt_logprobs=None)
+
+    def add_routes(self, first: int, routes: Rows[bytes]) -> None:
+        """Keep the experts of positions from `first` on, unless they were kept before a preemption or a crash."""
+        assert self.routes is not None, "the request returns the selected experts"
+        if first <= self.routed:
+            new = routes[self.routed - first :]
+            self.routes += new
+            self.routed += len(new)
+
+    def take_routes(self) -> tuple[bytes, ...]:
+        """Return the experts for the next delta."""
+        if not self.routes:
+            return ()
+        taken, self.routes = self.routes, []
+        return tuple(taken)
 
     def finish(self) -> tuple[Finish | None, int | None]:
         """Return the finish reason if the last reply token ends the request, and the stop token that ended it."""

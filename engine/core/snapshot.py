@@ -71,6 +71,8 @@ class SequenceState(msgspec.Struct, array_like=True):
     acceptance: Acceptance
     adapter: int = -1
     proposed: tuple[int, ...] = ()
+    routes: list[bytes] | None = None
+    routed: int = 0
 
 
 class PlannedState(msgspec.Struct, array_like=True):

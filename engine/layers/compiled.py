@@ -722,6 +722,10 @@ class CompiledModel(CompiledOps):
         kept = self.program.kept
         return None if kept is None else self.buffers[kept][: self.computed_tokens]
 
+    def routes(self, tokens: int) -> Tensor:
+        """Return the selected experts of all layers in the last step, [tokens, experts]."""
+        return torch.cat([self.buffers[value][:tokens].view(torch.int32) for value in self.program.routes], 1)
+
     def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
         """Compute encoder inputs, and write their keys and values for cross-attention to the pages."""
         assert self.whole is not None, "an encoder has bidirectional attention"

@@ -84,6 +84,9 @@ class ForeignModel:
         """Size of all allocated weights."""
         return self.memory_usage.total
 
+    def routes_of_step(self, tokens: int) -> None:
+        """Return None: transformers' code does not return selected experts."""
+
     def reserve(self, tokens: int, rows: int) -> None:
         """Do nothing: transformers' code allocates its buffers in each step."""
 

@@ -10,7 +10,7 @@ step can be captured as a CUDA graph.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,6 +132,16 @@ class CrossAttentionInputs:
     lengths: Tensor  # [tokens] int32, length of the encoder input; 0 for padding
 
 
+class Forwarded(NamedTuple):
+    """Results of a step: the hidden states after the final norm, [tokens, hidden]; the inputs of the layers
+    `Model.kept_layers`, [tokens, layers · hidden], and the selected experts of all layers, [tokens, experts], if the
+    program keeps them."""
+
+    hidden: Tensor
+    kept: Tensor | None
+    routes: Tensor | None
+
+
 @dataclass(frozen=True)
 class DeviceStep:
     """A step as device tensors. Rows without tokens are padding.
@@ -176,7 +186,7 @@ class FusedModel:
         layers = len(self.kv_layers)
         scales = scales or KVScales((1.0,) * layers, (1.0,) * layers)
         self.scales = list(zip(scales.k, scales.v, strict=True))
-        self._ops = self._fused(self.program.ops, self.program.out, self.program.kept)
+        self._ops = self._fused(self.program.ops, self.program.out, self.program.kept, *self.program.routes)
         self._encoder_ops = None
         if self.program.encoder_out is not None:
             self._encoder_ops = self._fused(self.program.encoder, self.program.encoder_out)
@@ -202,12 +212,16 @@ class FusedModel:
     def forward(self, step: DeviceStep) -> Tensor:
         """Return the hidden states after the final norm, [tokens, hidden], and write the tokens' keys and values to the
         pages. Encoder inputs of the step must have been read before."""
-        return self.forward_kept(step)[0]
+        return self.forward_all(step).hidden
 
-    def forward_kept(self, step: DeviceStep) -> tuple[Tensor, Tensor | None]:
-        """Return also the inputs of the layers `Model.kept_layers`, [tokens, layers · hidden], or None."""
-        run, kept = _Run(self, step).execute(self._ops), self.program.kept
-        return run[self.program.out], None if kept is None else run[kept]
+    def forward_all(self, step: DeviceStep) -> Forwarded:
+        """Return also what the program keeps besides the hidden states."""
+        run, kept, routes = _Run(self, step).execute(self._ops), self.program.kept, self.program.routes
+        return Forwarded(
+            run[self.program.out],
+            None if kept is None else run[kept],
+            torch.cat([run[value].expert_ids for value in routes], 1) if routes else None,
+        )
 
     def encode_inputs(self, encoder_inputs: DeviceStep) -> Tensor:
         """Return the encoder output, [tokens, hidden], and write the keys and values for cross-attention to the

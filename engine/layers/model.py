@@ -36,6 +36,7 @@ from engine.lowering.adapters import (
 )
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.lowering.lower import lower, state_projection
+from engine.lowering.rewrites import keep_routes
 from engine.models.adapters import Adapter
 from engine.models.checkpoint import Checkpoint, check_tensors
 from engine.models.parts import Model
@@ -85,10 +86,12 @@ class TextModel:
         group: int = 0,
         head: HeadBits = "auto",
         shared: Vocabulary | None = None,
+        routes: bool = False,
     ) -> None:
         """team: threads of the compiled kernels, which run float32 steps on a CPU; several ranks must share memory.
         shared: loaded tables of the model that this one drafts for.
-        bits, group, head: format to which matrices and the head are quantized. invariant, stacked, fp8: see Target."""
+        bits, group, head: format to which matrices and the head are quantized. invariant, stacked, fp8: see Target.
+        routes: keep the selected experts of each step (`routes_of_step`)."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
         of_head = head_bits(bits, head)
@@ -115,7 +118,7 @@ class TextModel:
         if team is not None and world.size > 1 and self._collective is None:
             raise ValueError(f"compiled kernels of {world.size} ranks need a world with shared memory")
         self.compiled: CompiledModel | None = None
-        self.program = lower(model, world.size)
+        self.program = keep_routes(lower(model, world.size)) if routes else lower(model, world.size)
         self.states = state_layout(model, world.size)
         self.vocabulary = Vocabulary(model, world, shared)
         self.weights = unloaded(self.program, self.vocabulary, world)
@@ -243,6 +246,12 @@ class TextModel:
         if self.compiled is not None:
             return self.compiled.forward(batch, pages, states)
         return self._reference.forward(batch, pages, states)
+
+    def routes_of_step(self, tokens: int) -> Tensor | None:
+        """Return the selected experts of all layers in the last step, [tokens, experts], if they are kept."""
+        if not self.program.routes:
+            return None
+        return self._reference.routes if self.compiled is None else self.compiled.routes(tokens)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

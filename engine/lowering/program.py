@@ -1007,6 +1007,7 @@ class Program:
     encoder: tuple[Op, ...] = ()
     encoder_out: Value | None = None
     rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one
+    routes: tuple[Value, ...] = ()  # selected experts of each layer that has some, which are kept until the step's end
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:

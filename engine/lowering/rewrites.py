@@ -12,6 +12,7 @@ from engine.lowering.program import (
     AllReduce,
     Attend,
     Combine,
+    ExpertLinear,
     Linear,
     Matrix,
     Normalize,
@@ -21,7 +22,9 @@ from engine.lowering.program import (
     QKNorm,
     Quantized,
     Rotate,
+    Route,
     ScaleQueries,
+    ScaleRoutes,
     Value,
     WriteKV,
     values_read,
@@ -125,6 +128,19 @@ def quantize_outputs(
                 continue
         made.append(op)
     return tuple(made)
+
+
+def keep_routes(program: Program) -> Program:
+    """Let every layer write its selected experts to a buffer of its own, so that they can be read after the step."""
+    made: list[Op] = []
+    routes: list[Value] = []
+    for op in program.ops:
+        if isinstance(op, Route):
+            routes.append(replace(op.chosen, name=f"{op.chosen.name}_{len(routes)}"))
+        if isinstance(op, Route | ScaleRoutes | ExpertLinear | Combine):
+            op = replace(op, chosen=routes[-1])
+        made.append(op)
+    return replace(program, ops=tuple(made), routes=tuple(routes))
 
 
 def last_uses(ops: Sequence[Op], *kept: Value | None) -> tuple[tuple[str, ...], ...]:

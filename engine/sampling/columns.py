@@ -53,6 +53,7 @@ class Columns:
         self.logprobs: dict[int, LogprobRequest] = {}
         self.prompt_logprobs: dict[int, int] = {}
         self.speech: dict[int, SpeechRules] = {}
+        self.routed: set[int] = set()  # slots that return the selected experts
         self._allowed_bits: dict[int, np.ndarray] = {}
 
     @property
@@ -90,11 +91,14 @@ class Columns:
             self.prompt_logprobs[slot] = sampling.prompt_logprobs
         if sampling.speech is not None:
             self.speech[slot] = sampling.speech
+        if sampling.return_routed_experts:
+            self.routed.add(slot)
 
     def clear(self, slot: int) -> None:
         for sparse in (self.stop_ids, self.allowed, self.bias, self.bad_words, self.logprobs, self.prompt_logprobs):
             sparse.pop(slot, None)
         self.speech.pop(slot, None)
+        self.routed.discard(slot)
         self._allowed_bits.pop(slot, None)
 
     def allowed_bits(self, slot: int) -> np.ndarray:

@@ -32,7 +32,7 @@ from engine.lowering.lower import lower
 from engine.lowering.measures import widest_sum
 from engine.models.adapters import read_adapter
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.parts import Model
+from engine.models.parts import Model, has_experts
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import random_weights
 from engine.worker.adapters import AdapterStore
@@ -192,6 +192,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             config.model.path, config.model.trust_remote_code, weights=stored, task=config.model.task
         )
     _check_foreign(config, checkpoint)
+    _check_routes(config, checkpoint)
     world = join(checkpoint, device, team)
     form = layout(
         checkpoint.model,
@@ -420,6 +421,15 @@ def _check_kernels(config: EngineConfig) -> None:
         raise ConfigError("kernels=triton: a GPU is required; on a CPU, set TRITON_INTERPRET=1 (for tests only)")
 
 
+def _check_routes(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    model = checkpoint.model
+    if config.return_routed_experts and (model.foreign is not None or not has_experts(model)):
+        raise ConfigError(
+            "engine.return_routed_experts: the model has no layers with experts, or is computed by transformers' code; "
+            "set it to false"
+        )
+
+
 def _check_foreign(config: EngineConfig, checkpoint: Checkpoint) -> None:
     foreign, kernels = checkpoint.model.foreign, config.hardware.kernels
     tensor, weights = config.parallelism.tensor, config.quantization.weights
@@ -493,6 +503,7 @@ def _text_model(
         group=config.quantization.group_size,
         head=config.quantization.head,
         shared=shared,
+        routes=config.return_routed_experts,
     )
 
 

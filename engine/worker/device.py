@@ -26,7 +26,7 @@ from engine.worker.graphs import Graphs, Recorder
 from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.media import NO_MEDIA, MediaStore, StepMedia, without_deltas
 from engine.worker.results import Results
-from engine.worker.rows import EncoderInputs, PlanRows, plan_rows, split_encoder_inputs, step_result
+from engine.worker.rows import EncoderInputs, PlanRows, plan_rows, routes_of_rows, split_encoder_inputs, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.states import States
 from engine.worker.table import RequestTable
@@ -42,11 +42,12 @@ class Outputs:
     logits: Tensor | None  # [rows, vocab] fp32; None if a row has several tokens
     lengths: Tensor  # [rows] int32
     bad: Tensor  # [rows] int32, 1 if a hidden state of the row is not finite
+    routes: Tensor | None = None  # [tokens, experts of all layers] int32, if they are kept
     kept: Tensor | None = None  # [tokens, layers · hidden], inputs of the layers that a head for drafts reads
 
     @property
     def nbytes(self) -> int:
-        every = self.hidden, self.logits, self.lengths, self.bad, self.kept
+        every = self.hidden, self.logits, self.lengths, self.bad, self.kept, self.routes
         return sum(one.nbytes for one in every if one is not None)
 
     @property
@@ -64,18 +65,20 @@ class Outputs:
         kept.logits.copy_(self.logits)
         kept.lengths.copy_(self.lengths)
         kept.bad.copy_(self.bad)
-        if self.kept is None or shared.kept is None:
-            return kept
-        states = shared.kept[:rows]
-        states.copy_(self.kept)
-        return replace(kept, kept=states)
+        copied = {}
+        for name in ("kept", "routes"):
+            own, other = getattr(self, name), getattr(shared, name)
+            if own is not None and other is not None:
+                copied[name] = other[:rows].copy_(own)
+        return replace(kept, **copied)
 
 
 def shared_outputs(largest: Outputs) -> Outputs:
     """Return empty buffers for the outputs of up to as many rows as `largest` has."""
     assert largest.logits is not None, "captured steps have logits of every row"
+    kept, routes = (None if one is None else torch.empty_like(one) for one in (largest.kept, largest.routes))
     made = Outputs(*map(torch.empty_like, (largest.hidden, largest.logits, largest.lengths, largest.bad)))
-    return made if largest.kept is None else replace(made, kept=torch.empty_like(largest.kept))
+    return replace(made, kept=kept, routes=routes)
 
 
 class DeviceRunner:
@@ -158,6 +161,9 @@ class DeviceRunner:
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
         # Copied, because the next captured step overwrites these outputs, possibly before they are read.
         arriving = self._results.fetch((out.bad[:count].clone(), drawn.found, *kept))
+        routed, arriving_routes = self._host.routed_rows(rows.slots), None
+        if routed and out.routes is not None:
+            arriving_routes = self._results.fetch((out.routes[: int(rows.count.sum())].clone(),))
         scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits for the device, if requested
 
         def result() -> StepResult:
@@ -165,6 +171,8 @@ class DeviceRunner:
             failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE) | media.failed
             fingerprints = [logit_fingerprint(row) for logits in sampled_logits for row in logits]
             made = step_result(plan, rows, prepared.read(drawn, found), scored, failed, fingerprints)
+            if arriving_routes is not None:
+                made = replace(made, routes=routes_of_rows(rows, routed, *arriving_routes.wait()))
             return made if media.counts is None else replace(made, media=media.counts)
 
         if self._draft is None:
@@ -216,10 +224,10 @@ class DeviceRunner:
         if step.encoder_inputs is not None:
             # Checked here, because non-finite keys and values are written to pages as zeros.
             found = FINITE_ROWS(self._model.encode_inputs(step.encoder_inputs), step.encoder_inputs.query_start)
-        hidden, kept = self._model.forward_kept(step)
+        hidden, kept, routes = self._model.forward_all(step)
         logits = None if spans else self._model.logits(hidden)
         bad = FINITE_ROWS(hidden, step.query_start)
         if encoder_inputs is not None and found is not None:
             at = indexes(encoder_inputs.rows, bad.device)
             bad[at] = torch.maximum(bad[at], found)
-        return Outputs(hidden, logits, step.lengths, bad, kept)
+        return Outputs(hidden, logits, step.lengths, bad, kept=kept, routes=routes)

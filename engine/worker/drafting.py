@@ -72,7 +72,7 @@ class FusedDraft:
             spans=max(batch.count) > 1,
             draft_inputs=batch.states,
         )
-        hidden, self.kept_states = self._fused.forward_kept(step)
+        hidden, self.kept_states, _ = self._fused.forward_all(step)
         return hidden
 
     @torch.inference_mode()

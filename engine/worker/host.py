@@ -21,7 +21,7 @@ from engine.worker.batch import build_batch
 from engine.worker.drafting import Drafter
 from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.media import NO_MEDIA, MediaStore, StepMedia
-from engine.worker.rows import PlanRows, plan_rows, step_result
+from engine.worker.rows import PlanRows, plan_rows, routes_of_rows, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.states import States
 from engine.worker.table import RequestTable
@@ -78,6 +78,9 @@ class HostRunner:
         at_once = len(self._table.columns.seed)
         scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team, at_once)
         result = step_result(plan, rows, sampled, scored, failed, fingerprints)
+        routed = self._table.routed_rows(rows.slots)
+        if routed and (routes := self._text_model.routes_of_step(batch.tokens)) is not None:
+            result = replace(result, routes=routes_of_rows(rows, routed, routes.cpu().numpy()))
         if self._draft is not None:
             kept = self._text_model.kept_states
             result = replace(result, drafts=self._draft.run(plan, result, hidden if kept is None else kept))

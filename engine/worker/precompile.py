@@ -122,6 +122,7 @@ def parts_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tu
         "invariant": config.hardware.batch_invariant,
         "stacked": True,
         "fp8": fp8,
+        "routes": config.return_routed_experts,
     }
     text_model = TextModel(model, form, SINGLE, dtype, device, **options)
     if config.adapter_loading.max_active is not None:

@@ -69,6 +69,12 @@ def plan_rows(plan: StepPlan) -> PlanRows:
     return PlanRows(slots, first, count, sampling, (first + count - samples + 1)[sampling] + number, drafted=True)
 
 
+def routes_of_rows(rows: PlanRows, wanted: list[int], routes: np.ndarray) -> dict[int, tuple[bytes, ...]]:
+    """Return the experts of each position of the wanted rows. routes: [tokens, experts] of the step."""
+    starts, narrow = np.cumsum(rows.count) - rows.count, routes.astype("<u2")
+    return {row: tuple(one.tobytes() for one in narrow[starts[row] : starts[row] + rows.count[row]]) for row in wanted}
+
+
 def step_result(
     plan: StepPlan,
     rows: PlanRows,

@@ -60,6 +60,11 @@ class RequestTable:
         requests = self.columns.prompt_logprobs
         return [row for row, slot in enumerate(slots.tolist()) if slot in requests] if requests else []
 
+    def routed_rows(self, slots: np.ndarray) -> list[int]:
+        """Return the indexes of rows that return the selected experts."""
+        routed = self.columns.routed
+        return [row for row, slot in enumerate(slots.tolist()) if slot in routed] if routed else []
+
     def _enter(self, new: NewRow) -> None:
         self.tokens[new.slot, : len(new.ids)] = new.ids
         self.rope_lengths[new.slot] = new.rope_length

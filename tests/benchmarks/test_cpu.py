@@ -8,9 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
+from safetensors.torch import load_file
 
 from benchmarks import bandwidth, cpu
 from benchmarks.backends import Job, Name, ik_llama_cpp, job, name, prompts, slipway
+from benchmarks.backends.gguf_file import gguf
 from benchmarks.shapes import make
 from benchmarks.weights import token_bytes
 from engine.models.checkpoint import read_checkpoint
@@ -115,6 +118,46 @@ def test_bytes_per_token_equal_the_matrix_bytes(tmp_path):
     scales = 2 / 64  # bytes per weight
     assert weights < token_bytes(folder, name("slipway@base:int8")) / (1 + scales) < 1.01 * weights
     assert token_bytes(folder, name("openvino:int8")) is None
+
+
+# Tensors of the second layer and their shapes, as llama.cpp reads them: the innermost dimension first.
+OF_LLAMA_CPP = {
+    "qwen3-moe-tiny": {"ffn_gate_exps": [128, 64, 16], "ffn_down_exps": [64, 128, 16], "ffn_gate_inp": [128, 16],
+                       "attn_q_norm": [32], "attn_k": [128, 64]},
+    "deepseek-v2-tiny": {"attn_q_a": [128, 96], "attn_q_b": [96, 256], "attn_kv_a_mqa": [128, 96],
+                         "attn_k_b": [32, 64, 4], "attn_v_b": [64, 32, 4], "ffn_up_exps": [128, 64, 16],
+                         "ffn_up_shexp": [128, 128]},
+    "bamba-tiny": {"attn_k": [128, 64], "ffn_gate": [128, 256]},
+}  # fmt: skip
+MIXER = {"ssm_in.weight": [128, 584], "ssm_conv1d.weight": [4, 320], "ssm_conv1d.bias": [320], "ssm_a": [1, 8],
+         "ssm_d": [1, 8], "ssm_dt.bias": [8], "ssm_norm.weight": [256, 1], "ssm_out.weight": [256, 128]}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", OF_LLAMA_CPP)
+def test_shapes_with_experts_latents_and_mixers_run_and_have_files_for_llama_cpp(shape, tmp_path):
+    folder = make(shape, tmp_path)
+    measure = slipway.load(folder, "int8", "base", 1, (2, 16, 32))
+    assert measure(Job(2, 16)) > 0 and measure(Job(0, 16)) > 0
+    found = GGUFReader(gguf(folder, "F16"))
+    shapes = {one.name: one.shape.tolist() for one in found.tensors}
+    wanted = {f"blk.1.{name}.weight": size for name, size in OF_LLAMA_CPP[shape].items()}
+    if shape == "bamba-tiny":
+        wanted |= {f"blk.0.{name}": size for name, size in MIXER.items()}
+        assert found.fields["granitehybrid.attention.head_count_kv"].contents() == [0, 2]
+        assert all((one.data < 0).all() for one in found.tensors if one.name.endswith("ssm_a"))
+    assert {name: shapes.get(name) for name in wanted} == wanted
+    assert sum(math.prod(one) for one in shapes.values()) == sum(
+        math.prod(one.shape) for one in read_checkpoint(folder).tensors.values()
+    )
+
+
+def test_keys_and_values_of_latents_are_divided_by_head(tmp_path):
+    """Row 5 of the second head's keys is column 5 of llama.cpp's matrix; its values follow."""
+    folder = make("deepseek-v2-tiny", tmp_path)
+    tensors = {one.name: one.data for one in GGUFReader(gguf(folder, "F16")).tensors}
+    whole = load_file(folder / "model.safetensors")["model.layers.1.self_attn.kv_b_proj.weight"].half().numpy()
+    assert np.array_equal(tensors["blk.1.attn_k_b.weight"][1][:, 5], whole[64 + 5])
+    assert np.array_equal(tensors["blk.1.attn_v_b.weight"][1], whole[64 + 32 : 128])
 
 
 def test_table_of_ik_llama_cpp_is_parsed(tmp_path, monkeypatch):

@@ -21,6 +21,43 @@ def test_the_page_of_models_is_what_the_families_declare():
     assert (ROOT / "docs" / "models.md").read_text() == page, "run python tools/models_page.py"
 
 
+def test_page_of_tested_models_is_what_was_recorded():
+    tool = runpy.run_path(str(ROOT / "tools" / "tested_models_page.py"))
+    page = tool["tested_models_page"]()
+    assert (ROOT / "docs" / "tested-models.md").read_text() == page, "run python -m tools.tested_models_page"
+
+
+def test_every_cell_of_tested_models_is_recorded_or_has_one_reason():
+    tool = runpy.run_path(str(ROOT / "tools" / "tested_models_page.py"))
+    assert tool["problems"](tool["read_recording"](), tool["read_not_run"]()) == []
+
+
+def test_tested_models_name_tests_that_exist():
+    tool = runpy.run_path(str(ROOT / "tools" / "tested_models_page.py"))
+    nodes = {test for columns in tool["read_recording"]().values() for found in columns.values() for test in found}
+    names = {tuple(node.partition("[")[0].split("::")) for node in nodes}
+    assert names and not [one for one in names if f"def {one[1]}(" not in (ROOT / one[0]).read_text()]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda cells: cells["AfmoeForCausalLM"].pop("loads"), "AfmoeForCausalLM, loads: is not recorded"),
+        (lambda cells: cells.update(Gone={"loads": []}), "Gone is recorded, but not served"),
+        (
+            lambda cells: cells.setdefault("BertModel", {}).update(preempted=[]),
+            "BertModel, preempted: is recorded, but EMPTY",
+        ),
+    ],
+)
+def test_disagreements_of_recording_and_families_are_reported(change, found):
+    tool = runpy.run_path(str(ROOT / "tools" / "tested_models_page.py"))
+    cells = tool["read_recording"]()
+    change(cells)
+    (problem,) = tool["problems"](cells, tool["read_not_run"]())
+    assert problem.startswith(found)
+
+
 def test_the_page_of_formats_is_what_they_declare():
     page = runpy.run_path(str(ROOT / "tools" / "formats_page.py"))["formats_page"]()
     assert (ROOT / "docs" / "formats.md").read_text() == page, "run python tools/formats_page.py"

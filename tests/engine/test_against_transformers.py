@@ -137,7 +137,7 @@ def assert_same(case: Case, made: Generation) -> None:
 
 
 @pytest.mark.sampled(3)
-def test_chunks_batches_and_cached_prefixes_change_nothing(case, engine):
+def test_chunks_batches_and_cached_prefixes_change_nothing(case, engine, shows):
     prompts = prompts_of(1)
     with engine(case.path) as llm:
         first = llm.generate(prompts, greedy(9))
@@ -149,10 +149,11 @@ def test_chunks_batches_and_cached_prefixes_change_nothing(case, engine):
             assert_same(case, made)
             for one, two in zip(made.logprobs, repeated.logprobs, strict=True):
                 assert one.logprob == pytest.approx(two.logprob, abs=TOLERANCE)
+    shows(case.path, "equals transformers", "chunked prefill", "prefix hit")
 
 
 @pytest.mark.sampled(3)
-def test_preempted_requests_end_as_if_they_had_been_alone(case, engine):
+def test_preempted_requests_end_as_if_they_had_been_alone(case, engine, shows):
     prompts = prompts_of(2)
     with engine(case.path, kv_bytes=case.tight_bytes(), overlap=False, prefix_cache=False) as llm:
         made = llm.generate(prompts, greedy(15))
@@ -161,6 +162,7 @@ def test_preempted_requests_end_as_if_they_had_been_alone(case, engine):
     assert not grows or sum(one.timing.preemptions for one in made) > 0, "the cache was large enough for all"
     for one in made:
         assert_same(case, one)
+    shows(case.path, *["preempted"][: sum(one.timing.preemptions for one in made)])
 
 
 @pytest.mark.sampled(3)

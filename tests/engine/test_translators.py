@@ -79,7 +79,7 @@ def assert_same(translator: Translator, source: list[int], made) -> None:
 
 
 @pytest.mark.parametrize(("translator", "kernels"), paired(CASES, [*dict.fromkeys(KERNELS)]), indirect=True)
-def test_replies_are_transformers_alone_beside_others_and_again(translator, kernels):
+def test_replies_are_transformers_alone_beside_others_and_again(translator, kernels, shows):
     each = sources(1)
     with LLM(translator.path, **kernels) as llm:
         together = llm.generate(each, greedy(12))
@@ -90,10 +90,11 @@ def test_replies_are_transformers_alone_beside_others_and_again(translator, kern
         assert_same(translator, source, made)
         assert made.ids == repeated.ids and made.timing.cached_tokens == repeated.timing.cached_tokens == 0
     assert [one.ids for one in alone] == [one.ids for one in together[:3]]
+    shows(translator.path, "equals transformers" if kernels["kernels"] == "torch" else "compiled CPU")
 
 
 @pytest.mark.sampled(5)
-def test_preempted_requests_read_their_source_again_and_go_on(translator, kernels):
+def test_preempted_requests_read_their_source_again_and_go_on(translator, kernels, shows):
     form = layout(read_checkpoint(translator.path).model, block_tokens=4, element_bytes=4)
     longest = LONGEST + 20
     tight = {"max_context": longest, "kv_bytes": (form.blocks_for(longest) + 1) * form.block_bytes}
@@ -102,14 +103,16 @@ def test_preempted_requests_read_their_source_again_and_go_on(translator, kernel
     assert sum(one.timing.preemptions for one in made) > 0, "the cache was large enough for all"
     for source, one in zip(sources(2), made, strict=True):
         assert_same(translator, source, one)
+    shows(translator.path, "preempted")
 
 
 @pytest.mark.sampled(7)
-def test_two_processes_equal_transformers(translator, kernels):
+def test_two_processes_equal_transformers(translator, kernels, shows):
     """Each rank has half of the heads (6 of the encoder, 4 of the decoder); the vocabulary of 97 splits unevenly."""
     with LLM(translator.path, **kernels, tensor=2) as llm:
         for source, made in zip(sources(4), llm.generate(sources(4), greedy(9)), strict=True):
             assert_same(translator, source, made)
+    shows(translator.path, "2 ranks")
 
 
 def test_ranks_that_do_not_divide_the_heads_of_the_encoder_are_refused(tmp_path):
@@ -125,7 +128,7 @@ def test_a_reply_ends_where_the_decoder_has_no_positions_left(translator):
     assert_same(translator, [5, 6, 7], made)
 
 
-def test_weights_take_what_was_planned_to_the_byte(translator):
+def test_weights_take_what_was_planned_to_the_byte(translator, shows):
     checkpoint = read_checkpoint(translator.path)
     for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
         form = layout(checkpoint.model, block_tokens=4, element_bytes=4)
@@ -134,6 +137,7 @@ def test_weights_take_what_was_planned_to_the_byte(translator):
         wanted = predicted(checkpoint, "torch", name)
         assert part_bytes(wanted) == model.memory_usage.parts
         assert mapped_bytes(wanted) == model.memory_usage.mapped
+    shows(translator.path, "loads", "planned bytes = loaded bytes")
 
 
 def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeypatch):

@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # Distances up to 39: beyond the largest of some, below that of the default.
     "t5": ("T5", {}),
     "flan-t5": ("T5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_heads": 2, **ODD_BUCKETS}),
+    "mt5": ("MT5", {"feed_forward_proj": "gated-gelu"}),
     "umt5": ("UMT5", {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 30}),
 }
 T5_KINDS = ("T5", "MT5", "UMT5")

@@ -125,3 +125,12 @@ class Engine(Section):
     """File that records every scheduler event and decision, for `slipway replay` and `slipway whatif`."""
     record_size: Bytes = declare(256 * 2**20, effect=ENGINE, target="engine.record_size", example="64MiB")
     """Maximum size of a recording, half in the file and half in a second one named .1; old steps are dropped."""
+    return_routed_experts: bool = declare(
+        False,
+        effect=Effect("service", graphs=True, memory=True),
+        target="engine.return_routed_experts",
+        affects="gateway.routed_experts",
+        aliases={"vLLM": "enable_return_routed_experts", "SGLang": "enable_return_routed_experts"},
+    )
+    """Keep the selected experts of each step, so that a request may set return_routed_experts. Only for mixtures of
+    experts."""

@@ -10,7 +10,14 @@ from appliance.server.chat.language import asked_language
 from appliance.server.chat.messages import spoken_text
 from appliance.server.chat.parsed import ChatPlan, Served
 from appliance.server.chat.sampling import logprob_count, named_tokens
-from appliance.server.chat.sequences import PromptOptions, build_prompt, check_stream, reading_of, refuse_unsupported
+from appliance.server.chat.sequences import (
+    PromptOptions,
+    build_prompt,
+    check_routes,
+    check_stream,
+    reading_of,
+    refuse_unsupported,
+)
 from appliance.server.chat.thinking import thinking_limit, thinking_of
 from appliance.server.chat.tools import tool_grammar, tool_use
 from appliance.server.chat.window import check_text
@@ -58,6 +65,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     top_logprobs = _top_logprobs(body, config)
     prompt_logprobs = logprob_count("prompt", "prompt_logprobs", body.prompt_logprobs, config)
     check_stream(body, prompt_logprobs)
+    check_routes(body, config)
     use = tool_use(body, text.output_format.calls)
     language = asked_language(body)
     variables = _effort(body, text.output_format)

@@ -6,7 +6,14 @@ from appliance.server.chat.encoder_input import resolve_decoder_start
 from appliance.server.chat.language import asked_language
 from appliance.server.chat.parsed import Plan, Served
 from appliance.server.chat.sampling import logprob_count, named_tokens
-from appliance.server.chat.sequences import PromptOptions, build_prompt, check_stream, reading_of, refuse_unsupported
+from appliance.server.chat.sequences import (
+    PromptOptions,
+    build_prompt,
+    check_routes,
+    check_stream,
+    reading_of,
+    refuse_unsupported,
+)
 from appliance.server.chat.window import check_text
 from appliance.server.schema.completions import CompletionRequest
 from engine.api.errors import RequestError
@@ -40,6 +47,7 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
     logprobs = logprob_count("sample", "logprobs", body.logprobs, config)
     prompt_logprobs = logprob_count("prompt", "prompt_logprobs", body.prompt_logprobs, config)
     check_stream(body, prompt_logprobs)
+    check_routes(body, config)
     if body.echo and logprobs is not None:
         prompt_logprobs = max(logprobs, prompt_logprobs or 0) if -1 not in (logprobs, prompt_logprobs) else -1
     named = named_tokens(body.logprob_token_ids, logprobs, config)

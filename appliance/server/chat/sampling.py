@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable
 
 from appliance.config.gateway import GatewayConfig
-from appliance.server.schema.common import SamplingFields
+from appliance.server.schema.common import GenerationRequest, SamplingFields
 from engine.api.errors import RequestError
 from engine.api.messages import Sampling
 from engine.api.ranges import (
@@ -191,4 +191,5 @@ def resolve(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         logprob_ids=logprob_ids,
+        return_routed_experts=isinstance(request, GenerationRequest) and bool(request.return_routed_experts),
     )

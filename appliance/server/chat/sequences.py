@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from appliance.config.gateway import GatewayConfig
 from appliance.server.chat.encoder_input import DecoderStart, max_reply_tokens
 from appliance.server.chat.parsed import Prompt, Reading, Served
 from appliance.server.chat.sampling import check_n, child_seeds, resolve, stop_ids, stop_strings
@@ -29,6 +30,16 @@ def refuse_unsupported(body: GenerationRequest) -> None:
     for name, value in options.items():
         if value:
             raise RequestError(f"{name} is not supported by this server; leave it out.", name)
+
+
+def check_routes(body: GenerationRequest, config: GatewayConfig) -> None:
+    """Raise RequestError for experts that the engines do not return."""
+    if body.return_routed_experts and not config.routed_experts:
+        raise RequestError(
+            "return_routed_experts requires a model with experts and engine.return_routed_experts: true in the "
+            "manifest; leave it out.",
+            "return_routed_experts",
+        )
 
 
 def check_stream(body: GenerationRequest, prompt_logprobs: int | None) -> None:

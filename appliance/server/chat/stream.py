@@ -44,6 +44,7 @@ class Piece:
     stop_reason: str | int | None = None
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
     texts: list[str] = field(default_factory=list)  # part of `text` that each token adds
+    routes: tuple[bytes, ...] = ()  # experts of computed tokens, see `Delta.routes`
 
 
 class Choice:
@@ -83,6 +84,8 @@ class Choice:
         piece.text = piece.texts[0] if len(piece.texts) == 1 else "".join(piece.texts)
         if piece.finish is not None and self._stops is not None and not self.stopped:
             piece.text += self._stops.flush()
+        if delta.routes:
+            piece.routes = delta.routes[: len(delta.routes) - len(ids) + len(piece.ids)]
         if delta.logprobs:
             piece.logprobs = [scored_token(entry, self._strings) for entry in delta.logprobs[: len(piece.ids)]]
         self.tokens += len(piece.ids)

@@ -292,4 +292,7 @@ class Subscriber:
             return [(delta, True)]
         head = replace(delta, ids=delta.ids[:had], logprobs=delta.logprobs[:had], finish=None, stop_reason=None)
         rest = replace(delta, ids=delta.ids[had:], logprobs=delta.logprobs[had:], prompt_logprobs=None)
+        if delta.routes:
+            at = len(delta.routes) - len(rest.ids)
+            head, rest = replace(head, routes=delta.routes[:at]), replace(rest, routes=delta.routes[at:])
         return [(head, True), (rest, False)]

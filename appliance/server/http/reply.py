@@ -2,6 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -209,6 +210,12 @@ def finite(logprob: float) -> float:
 
 def token_name(token: int, text: str, as_id: bool) -> str:
     return f"token_id:{token}" if as_id else text
+
+
+def routed_experts(routes: Iterable[bytes], top_k: Sequence[int]) -> dict[str, Any]:
+    """Return the experts of tokens as an object: `data` is base64 of little-endian uint16 [tokens, Σ top_k]."""
+    joined = b"".join(routes)
+    return {"tokens": len(joined) // (2 * sum(top_k)), "top_k": list(top_k), "data": b64encode(joined).decode()}
 
 
 def prompt_logprobs(

@@ -21,7 +21,7 @@ from appliance.server.chat.tools import ToolUse
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.media import with_media
 from appliance.server.http.pipeline import admit, log_request, receive_durable, respond, route_durable
-from appliance.server.http.reply import finite, prompt_logprobs, token_name
+from appliance.server.http.reply import finite, prompt_logprobs, routed_experts, token_name
 from appliance.server.http.service import Service, service_of
 from appliance.server.openai.call_shapes import CustomCall, FunctionCall, joined
 from appliance.server.openai.chunks import ChunkReply, header
@@ -121,19 +121,30 @@ class ChoiceBuilder:
     """Builds the output of one choice."""
 
     def __init__(
-        self, index: int, body: ChatRequest, tokenizer: Tokenizer, plan: ChatPlan, name: str, *, twice: bool
+        self,
+        index: int,
+        body: ChatRequest,
+        tokenizer: Tokenizer,
+        plan: ChatPlan,
+        name: str,
+        *,
+        twice: bool,
+        top_k: tuple[int, ...] = (),
     ) -> None:
+        """top_k: experts per token of each layer, for requests that return them."""
         self.index = index
+        self.routes: list[bytes] = []
         self.body = body
         self.plan = plan
         self.state = ChatChoice(tokenizer, plan)
         self.message = Message(body.include_reasoning, name, tools=plan.tools, twice=twice)
         self.message.content.write(plan.echo)
         self._is_text = plan.output_format.markers() == ()
-        # Hidden reasoning text must not be readable from logprobs and token IDs.
+        # Hidden reasoning text must not be readable from logprobs, token IDs and experts.
         shows_tokens = body.include_reasoning or plan.output_format.reasoning is None
         self._scores = bool(body.logprobs) and shows_tokens
         self._tells_ids = bool(body.return_token_ids) and shows_tokens
+        self.top_k = top_k if body.return_routed_experts and shows_tokens else ()
         self.logprobs: list[Any] = []
         self.ids: list[int] = []
         self.last: ChatPiece | None = None
@@ -157,6 +168,9 @@ class ChoiceBuilder:
         if self._tells_ids:
             fields["token_ids"] = list(piece.ids)
             self.ids += piece.ids
+        if self.top_k:
+            fields["routed_experts"] = routed_experts(piece.routes, self.top_k)
+            self.routes += piece.routes
         return fields
 
     def finish_reason(self, *, streamed: bool = True) -> str | None:
@@ -181,6 +195,8 @@ class ChoiceBuilder:
         }
         if self._tells_ids:
             choice["token_ids"] = self.ids
+        if self.top_k:
+            choice["routed_experts"] = routed_experts(self.routes, self.top_k)
         return choice
 
 
@@ -196,7 +212,8 @@ class ChatReply(ChunkReply):
         self.identity = identity
         names = [f"{identity.salt}/{index}" for index in range(len(self.prompt.submits))]
         openai, tokenizer = service.config.endpoints.compat == "openai", service.text.tokenizer
-        self.builders = [ChoiceBuilder(at, body, tokenizer, plan, name, twice=openai) for at, name in enumerate(names)]
+        shared: dict[str, Any] = {"twice": openai, "top_k": service.config.routed_experts}
+        self.builders = [ChoiceBuilder(at, body, tokenizer, plan, name, **shared) for at, name in enumerate(names)]
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         head = header(service, identity, "chatcmpl", kind, service.model_name(body.model))
         choices = [builder.state.choice for builder in self.builders]

@@ -15,7 +15,7 @@ from appliance.server.chat.parsed import Plan, Prompt
 from appliance.server.chat.stream import Choice, Piece, ScoredToken, scored_token
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.pipeline import admit, log_request, receive_durable, respond, route_durable
-from appliance.server.http.reply import finite, prompt_logprobs, token_name
+from appliance.server.http.reply import finite, prompt_logprobs, routed_experts, token_name
 from appliance.server.http.service import Service, service_of
 from appliance.server.openai.chunks import ChunkReply, header
 from appliance.server.reply_store.records import Identity
@@ -74,9 +74,11 @@ class ChoiceBuilder:
     tokenizer: Tokenizer
     prompt: Prompt
     plan: Plan
+    top_k: tuple[int, ...] = ()  # experts per token of each layer, for requests that return them
     lists: LogprobLists | None = None
     first: bool = True
     choice: Choice = field(init=False)
+    routes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.choice = Choice(self.tokenizer, self.prompt.before, self.plan.reading)
@@ -88,7 +90,8 @@ class ChoiceBuilder:
         piece = self.choice.take(delta)
         if self.prompt.drops_reply:
             self.choice.tokens = 0
-            piece = Piece(finish=piece.finish and "length", prompt_logprobs=piece.prompt_logprobs)
+            finish, routes = piece.finish and "length", piece.routes
+            piece = Piece(finish=finish, prompt_logprobs=piece.prompt_logprobs, routes=routes)
         text, tokens = piece.text, list[ScoredToken | str](piece.logprobs)
         fields: dict[str, Any] = {"index": self.index}
         if self.first:
@@ -104,7 +107,17 @@ class ChoiceBuilder:
             fields["stop_reason"] = piece.stop_reason
         if self.body.return_token_ids:
             fields["token_ids"] = list(piece.ids)
+        if self.top_k and self.body.return_routed_experts:
+            if self.body.stream:
+                fields["routed_experts"] = routed_experts(piece.routes, self.top_k)
+            self.routes += piece.routes
         return fields
+
+    def whole(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        choice = _joined(self.index, parts)
+        if self.top_k and self.body.return_routed_experts:
+            choice["routed_experts"] = routed_experts(self.routes, self.top_k)
+        return choice
 
     def _once(self, piece: Piece) -> dict[str, Any]:
         """Return the fields that only the first chunk carries."""
@@ -142,7 +155,8 @@ class Completion(ChunkReply):
         self.identity = identity
         tokenizer = service.text.tokenizer
         prompts = [prompt for prompt in plan.prompts for _ in prompt.submits]
-        self.builders = [ChoiceBuilder(index, body, tokenizer, prompt, plan) for index, prompt in enumerate(prompts)]
+        shared: tuple[Any, ...] = plan, service.config.routed_experts
+        self.builders = [ChoiceBuilder(at, body, tokenizer, prompt, *shared) for at, prompt in enumerate(prompts)]
         head = header(service, identity, "cmpl", "text_completion", service.model_name(body.model))
         prompt_tokens = sum(prompt.tokens for prompt in plan.prompts)
         super().__init__(service, subject, body, head, prompt_tokens, [each.choice for each in self.builders])
@@ -180,7 +194,7 @@ class Completion(ChunkReply):
     def whole(self) -> dict[str, Any]:
         return {
             **self.head.fields(),
-            "choices": [_joined(index, parts) for index, parts in enumerate(self._parts)],
+            "choices": [builder.whole(parts) for builder, parts in zip(self.builders, self._parts, strict=True)],
             "service_tier": None,
             "system_fingerprint": self.head.fingerprint,
             "usage": self.final_usage(),

@@ -116,6 +116,7 @@ class GenerationRequest(SamplingFields):
     truncation_side: Literal["left", "right"] | None = None
     return_tokens_as_token_ids: Flag | None = None
     return_token_ids: Flag | None = None
+    return_routed_experts: Flag | None = None
     priority: Int64 = 0
     cache_salt: str | None = None
     ttft_deadline_ms: Int | None = None

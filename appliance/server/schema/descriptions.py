@@ -77,6 +77,7 @@ DESCRIPTIONS: dict[str | tuple[str, str], str] = {
     "logprob_token_ids": "Tokens whose log probabilities are returned at each position.",
     "return_tokens_as_token_ids": "Show tokens of log probabilities as `token_id:ID`.",
     "return_token_ids": "Return the token ids of prompt and reply.",
+    "return_routed_experts": "Return the experts that each layer selected for each token, in base64.",
     "return_token_strs": "Return the text of each token.",
     "tokens": "Token ids.",
     "label_token_ids": "Tokens whose probabilities are the scores.",

@@ -38,8 +38,10 @@ VALUES = {
     "engine.sampling.min_p": "0.5",
     "model.pooling.max_input": "9000",
     "hardware.graphs": "true",
+    "engine.return_routed_experts": "true",
 }
 SERVED = {  # of each row of the table, a model that it is about
+    "models without experts": ("decoder", ()),
     "pooling models": ("bert", ()),
     "models with bidirectional attention": ("bert", ()),
     "decoders that pool all states of a prompt": ("decoder", ("model.task=embed", "model.pooling.pool=mean")),

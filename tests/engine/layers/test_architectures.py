@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from engine.api.errors import ConfigError
 from engine.models.checkpoint import read_checkpoint
 from engine.models.families import ARCHITECTURES
+from kernels.cpu.library import best
 from tests.engine.layers.families import CASES as FAMILIES
 from tests.engine.layers.families import random_family, save_family
 from tests.tiers import thinned
@@ -38,9 +39,10 @@ def test_every_served_architecture_has_a_case(case_names, checkpoint, tmp_path):
     assert found | ALIASES == {name for name in ARCHITECTURES if name.endswith(("ForCausalLM", "LMHeadModel"))}
 
 
-def test_a_prompt_in_one_step_equals_transformers(case, kernels, checkpoint, driver, ids):
+def test_a_prompt_in_one_step_equals_transformers(case, kernels, checkpoint, driver, ids, shows):
     prompt = ids(PROMPT)
     close(driver(checkpoint(case).path, kernels=kernels).run(prompt, PROMPT), checkpoint(case).logits(prompt))
+    shows(checkpoint(case).path, *["compiled CPU"][: kernels == best()])
 
 
 @pytest.mark.parametrize("chunk", thinned([1, 7, 13], kept=[7]))
@@ -114,7 +116,7 @@ def test_compiled_kernels_make_a_row_the_same_whatever_stands_beside_it(
     assert torch.equal(request_.result, want)
 
 
-def test_two_ranks_compute_what_one_computes(part_case, kernels, checkpoint, driver, ids, on_ranks):
+def test_two_ranks_compute_what_one_computes(part_case, kernels, checkpoint, driver, ids, on_ranks, shows):
     prompt, path = ids(19, 5), checkpoint(part_case).path
     want = checkpoint(part_case).logits(prompt)
 
@@ -127,6 +129,7 @@ def test_two_ranks_compute_what_one_computes(part_case, kernels, checkpoint, dri
         return
     for got in on_ranks(2, work, kernels):
         close(got, want)
+    shows(path, "2 ranks")
 
 
 @pytest.mark.parametrize("case_name", ["llama", "olmo2", "cohere-qk-norm"])

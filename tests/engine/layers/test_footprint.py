@@ -80,8 +80,9 @@ KERNELS = ("torch", *usable())
 
 @pytest.mark.parametrize("by", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_architecture_holds_what_was_planned_to_the_byte(checkpoint, name, by):
+def test_every_architecture_holds_what_was_planned_to_the_byte(checkpoint, name, by, shows):
     compare(read_checkpoint(checkpoint(name).path), by)
+    shows(checkpoint(name).path, "loads", "planned bytes = loaded bytes")
 
 
 @pytest.mark.parametrize("by", KERNELS)

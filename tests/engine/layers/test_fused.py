@@ -22,7 +22,7 @@ def close(got, want, tolerance=2e-5):
     assert (got - want).abs().max() <= tolerance * scale + 1e-6, (got - want).abs().max() / scale
 
 
-def test_every_architecture_equals_transformers(part_case, checkpoint, driver, ids):
+def test_every_architecture_equals_transformers(part_case, checkpoint, driver, ids, shows):
     """Run a prompt in two chunks, then single tokens; longer for models whose RoPE changes after 16 positions."""
     counts = (11, 7, 1, 1) if part_case in ("llama-dynamic", "phi3-long") else (7, 4, 1, 1)
     saved, prompt = checkpoint(part_case), ids(sum(counts))
@@ -31,6 +31,7 @@ def test_every_architecture_equals_transformers(part_case, checkpoint, driver, i
     for count in counts:
         made.step([(request, count)])
     close(request.result, saved.logits(prompt))
+    shows(saved.path, "Triton interpreted")
 
 
 @pytest.mark.parametrize(

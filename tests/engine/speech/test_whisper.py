@@ -20,6 +20,9 @@ from engine.kv.layout import layout
 from engine.llm import LLM, AudioPrompt, Generation, Params
 from engine.models.checkpoint import read_checkpoint
 from engine.sampling.speech import apply_rules
+from kernels.cpu.library import best
+from tests.cells import Shows
+from tests.engine.layers.test_footprint import compare
 from tests.engine.speech.whisper import LANGUAGES, SIZES, Whisper, spectrogram, write
 
 WINDOW = SIZES["max_source_positions"]
@@ -61,13 +64,27 @@ def assert_same(whisper: Whisper, prompt: AudioPrompt, made: Generation) -> None
         assert found.logprob == pytest.approx(expected[position, found.token].item(), abs=1e-4)
 
 
-def test_torch_kernels_give_the_same_replies(whisper: Whisper, llm: LLM) -> None:
+def test_torch_kernels_give_the_same_replies(whisper: Whisper, llm: LLM, shows: Shows) -> None:
     each = prompts(whisper)[:3]
     with LLM(whisper.path, **SMALL, kernels="torch") as torch_llm:
         made = torch_llm.generate(each, greedy(8))
     for prompt, one, other in zip(each, made, llm.generate(each, greedy(8)), strict=True):
         assert_same(whisper, prompt, one)
         assert one.ids == other.ids
+    shows(whisper.path, "equals transformers", "compiled CPU")
+
+
+def test_two_processes_equal_transformers(whisper: Whisper, shows: Shows) -> None:
+    with LLM(whisper.path, **SMALL, tensor=2) as two:
+        for prompt, made in zip(prompts(whisper)[:2], two.generate(prompts(whisper)[:2], greedy(6)), strict=True):
+            assert_same(whisper, prompt, made)
+    shows(whisper.path, "2 ranks")
+
+
+def test_weights_take_the_planned_bytes(whisper: Whisper, shows: Shows) -> None:
+    for kernels in ("torch", best()):
+        compare(read_checkpoint(whisper.path), kernels)
+    shows(whisper.path, "loads", "planned bytes = loaded bytes")
 
 
 def test_replies_equal_transformers_alone_and_in_a_batch(whisper: Whisper, llm: LLM) -> None:
@@ -85,7 +102,7 @@ def test_replies_depend_on_the_audio(whisper: Whisper, llm: LLM) -> None:
     assert [a.logprob for a in one.logprobs] != [b.logprob for b in other.logprobs]
 
 
-def test_preempted_requests_encode_their_audio_again(whisper: Whisper) -> None:
+def test_preempted_requests_encode_their_audio_again(whisper: Whisper, shows: Shows) -> None:
     form = layout(read_checkpoint(whisper.path).model, block_tokens=16, element_bytes=4)
     longest = WINDOW + SIZES["max_target_positions"]
     blocks = 2 * form.blocks_for(WINDOW + 16) + 1
@@ -94,6 +111,7 @@ def test_preempted_requests_encode_their_audio_again(whisper: Whisper) -> None:
     assert sum(one.timing.preemptions for one in made if one.timing) > 0, "the cache was large enough for all"
     for prompt, one in zip(prompts(whisper), made, strict=True):
         assert_same(whisper, prompt, one)
+    shows(whisper.path, "preempted")
 
 
 def test_a_request_is_resumed_after_emitted_tokens(whisper: Whisper, llm: LLM) -> None:

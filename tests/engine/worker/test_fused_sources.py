@@ -53,6 +53,9 @@ CONFIGS = {
     "bart": transformers.BartConfig(**SIZES),
     "m2m100": transformers.M2M100Config(**SIZES, scale_embedding=True),
     "t5": transformers.T5Config(**T5_SIZES),
+    "mbart": transformers.MBartConfig(**SIZES),
+    "mt5": transformers.MT5Config(**T5_SIZES),
+    "umt5": transformers.UMT5Config(**T5_SIZES),
 }
 START = 2  # transformers has it in front of every reply
 LENGTHS, SOURCES = [45, 10, 21], [40, 9, 1]  # replies that begin with five tokens, one, and many
@@ -129,12 +132,14 @@ def check_tokens(worker: Any, model: Any, steps: int) -> None:
         ("bart", False),
         ("t5", True),
         *(pytest.param("m2m100", invariant, marks=NIGHTLY) for invariant in (True, False)),
+        *(pytest.param(name, True, marks=NIGHTLY) for name in ("mbart", "mt5", "umt5")),
     ],
     indirect=["model"],
 )
-def test_tokens_are_those_of_transformers_in_steps_of_padded_sizes(config, model, invariant):
+def test_tokens_are_those_of_transformers_in_steps_of_padded_sizes(config, model, invariant, shows):
     """Three requests in a step of four rows. A library multiplies where sums may depend on the batch."""
     check_tokens(started(config, graph_sizes=(1, 4), invariant=invariant), model, 4)
+    shows(Path(config.model.path), "Triton interpreted")
 
 
 @in_interpreter

@@ -150,13 +150,14 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 2e-5) -> Non
 
 
 @pytest.mark.parametrize("name", thinned(CASES, EACH_PART))
-def test_every_architecture_that_pools_equals_transformers(name, saved):
+def test_every_architecture_that_pools_equals_transformers(name, saved, shows):
     """Prompts of several lengths in one step, one token among them."""
     checkpoint = saved(name)
     prompts = [prompt(length, length) for length in (11, 1, 5)]
     found = Steps(checkpoint.path).pool(prompts, Pooling(task_of(checkpoint.kind), activate=False))
     for ids, one in zip(prompts, found, strict=True):
         close(one, checkpoint.output(ids))
+    shows(checkpoint.path, "Triton interpreted")
 
 
 @pytest.mark.parametrize(
