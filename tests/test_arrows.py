@@ -95,6 +95,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "appliance.runtime",
     ),
     "appliance.bench": (),
+    "appliance.tuning": (
+        *("appliance.planning", "appliance.bench", "appliance.config", "appliance.hardware"),
+        *("engine.api", "engine.core", "engine.kv.layout", "engine.kv.states", "engine.models", "engine.text"),
+    ),
     "appliance.evaluation": ("appliance.bench", "appliance.config.sections"),
     "appliance.deployment": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints", "appliance.hardware"),
@@ -182,6 +186,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
             "appliance.observability.rules",
             "appliance.migration",
             "appliance.security",
+            "appliance.tuning",
             "engine.api",
             "engine.models",
             "engine.text",

@@ -212,6 +212,39 @@ def bench(command: argparse.ArgumentParser) -> None:
     )
 
 
+def tune(command: argparse.ArgumentParser) -> None:
+    _tune_search(command.add_argument_group("search"))
+    _bench_workload(command.add_argument_group("workload"))
+    _bench_load(command.add_argument_group("load"))
+    text = "overlay to write; default: the name of the manifest with .tuned.yaml in this directory"
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
+    text = "file to which each result is appended; an interrupted run with the same options continues from it"
+    command.add_argument("--results", metavar="FILE", type=Path, default=None, help=text)
+    command.epilog = (
+        "Exits with 1 if no candidate meets the limits, with 2 for wrong options or a manifest that cannot be "
+        "measured. With --hardware nothing is run."
+    )
+
+
+def _tune_search(group: argparse._ArgumentGroup) -> None:
+    names = ("throughput", "latency", "memory")
+    text = "throughput (tokens per second), latency (mean time of a request) or memory (planned bytes) (throughput)"
+    group.add_argument("--objective", choices=names, default="throughput", help=text)
+    text = "limit of a latency: ttft, tpot or request, such as ttft=500ms; repeatable"
+    group.add_argument("--slo", metavar="NAME=LIMIT", action="append", default=[], help=text)
+    text = "share of the requests that must keep every limit (0.95)"
+    group.add_argument("--min-attainment", metavar="X", type=float, default=0.0, help=text)
+    text = "values to try of a key, such as engine.cache.block_tokens=16,32; repeatable"
+    group.add_argument("--key", metavar="KEY=A,B", action="append", default=[], help=text)
+    group.add_argument("--only-keys", action="store_true", help="search only the keys of --key")
+    text = "maximum number of candidates that are simulated (24)"
+    group.add_argument("--candidates", metavar="N", type=int, default=24, help=text)
+    text = "number of candidates that are run, besides the manifest; 0: predict from the roofline, run nothing (3)"
+    group.add_argument("--runs", metavar="N", type=int, default=3, help=text)
+    text = "seconds after which nothing new is started (600)"
+    group.add_argument("--budget", metavar="S", type=float, default=600.0, help=text)
+
+
 def _bench_workload(group: argparse._ArgumentGroup) -> None:
     text = "random, prefix (shared prefixes), conversations (several turns), sharegpt:FILE or jsonl:FILE (random)"
     group.add_argument("--dataset", metavar="NAME", default="random", help=text)

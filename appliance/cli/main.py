@@ -378,6 +378,13 @@ def bench(options: argparse.Namespace) -> int:
 
 
 @_refusing
+def tune(options: argparse.Namespace) -> int:
+    from appliance.cli.tune import tune as run
+
+    return run(options, _given(options), _machine(options), _key(options))
+
+
+@_refusing
 def evaluate(options: argparse.Namespace) -> int:
     from appliance.cli.evaluation import run
 
@@ -527,6 +534,11 @@ COMMANDS: dict[str, Command] = {
         bench,
         "Measure throughput and latency of an endpoint, or of several in alternation.",
         (arguments.bench, arguments.json, arguments.api_key),
+    ),
+    "tune": (
+        tune,
+        "Search for the settings of a manifest that serve a workload best, and write them as an overlay.",
+        (arguments.manifest, arguments.tune, arguments.hardware, arguments.json, arguments.api_key),
     ),
     "eval": (
         evaluate,
