@@ -18,7 +18,7 @@ from appliance.tuning.objective import Objective
 from appliance.tuning.report import as_json, as_text, overlay
 from appliance.tuning.results import open_results
 from appliance.tuning.space import Axis, default_axes, with_given
-from appliance.tuning.tune import BASE, Found, Options, TuneError, Tuner, about, check_model, tokenizer_of, workload
+from appliance.tuning.tune import Found, Options, TuneError, Tuner, about, check_model, tokenizer_of, workload
 from engine.api.errors import EngineError
 
 MISSED = 1
@@ -106,11 +106,10 @@ def _write(options: argparse.Namespace, found: Found, objective: Objective, axes
     best = found.best
     if best is None:
         return MISSED
-    if best.settings != BASE:
-        path = options.output or Path(f"{options.manifest.stem}.tuned.yaml")
-        write_file(path, overlay(found, objective, axes, _header(options, path)))
-        serve = f"slipway serve {options.manifest} --overlay {_named(path)}"
-        print(f"wrote {path}; serve it with: {serve}", file=sys.stderr)
+    path = options.output or Path(f"{options.manifest.stem}.tuned.yaml")
+    write_file(path, overlay(found, objective, axes, _header(options, path)))
+    serve = f"slipway serve {options.manifest} --overlay {_named(path)}"
+    print(f"wrote {path}; serve it with: {serve}", file=sys.stderr)
     return 0
 
 

@@ -86,7 +86,7 @@ def conclusion(found: Found, objective: Objective) -> str:
     assert best.figures is not None, "only candidates with figures are chosen"
     value = _value(best.figures, objective)
     if best.settings == BASE:
-        return f"The manifest is the best candidate: {value}. No overlay is written."
+        return f"The manifest is the best candidate: {value}. The overlay changes nothing."
     compared = "" if base.figures is None else f" (manifest: {_value(base.figures, objective)})"
     return f"The best candidate is {spelled(best.settings)}, with {objective.kind.text} of {value}{compared}."
 

@@ -218,3 +218,10 @@ def test_a_model_that_pools_is_refused(tmp_path, capsys):
     out = str(tmp_path / "x.yaml")
     assert main(["tune", DEMO, "--set", "model.task=embed", "--runs", "0", "-o", out]) == 2
     assert "generate text" in capsys.readouterr().err
+
+
+def test_the_overlay_of_the_manifest_itself_has_no_keys(tmp_path, capsys):
+    keys = ("--only-keys", "--key", "engine.scheduling.max_running=1")
+    out = tune(tmp_path, *keys, "-C", "4")
+    assert yaml.safe_load(out.read_text()) == {} and "The manifest is the best candidate" in capsys.readouterr().out
+    assert main(["check", DEMO, "--overlay", str(out)]) == 0
