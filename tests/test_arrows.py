@@ -95,6 +95,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "appliance.runtime",
     ),
     "appliance.bench": (),
+    "appliance.bundle": (
+        *("appliance.planning", "appliance.lockfile", "appliance.checkpoints", "appliance.config"),
+        *("appliance.deployment.service", "engine.gguf"),
+    ),
     "appliance.tuning": (
         *("appliance.planning", "appliance.bench", "appliance.config", "appliance.hardware"),
         *("engine.api", "engine.core", "engine.kv.layout", "engine.kv.states", "engine.models", "engine.text"),
@@ -180,6 +184,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.checkpoints", "appliance.constraints", "appliance.hardware", "appliance.config"),
         *(
             "appliance.bench",
+            "appliance.bundle",
             "appliance.deployment",
             "appliance.evaluation",
             "appliance.observability.alerts",

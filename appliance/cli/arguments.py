@@ -212,6 +212,46 @@ def bench(command: argparse.ArgumentParser) -> None:
     )
 
 
+def offline(command: argparse.ArgumentParser) -> None:
+    text = "download nothing, as with --set model.download.offline=true; files must be in the cache or a local folder"
+    command.add_argument("--offline", action="store_true", help=text)
+
+
+def served_bundle(command: argparse.ArgumentParser) -> None:
+    text = "serve this bundle of `slipway bundle`, after every digest was verified; MANIFEST is left out"
+    command.add_argument("--bundle", metavar="FILE", type=Path, default=None, help=text)
+    public_key(command)
+
+
+def public_key(command: argparse.ArgumentParser) -> None:
+    text = "refuse a bundle without a valid signature of this Ed25519 key (ssh-keygen's .pub, or PEM)"
+    command.add_argument("--public-key", metavar="FILE", type=Path, default=None, help=text)
+
+
+def new_bundle(command: argparse.ArgumentParser) -> None:
+    text = "archive to write; default: the name of the manifest with .bundle.tar in this directory"
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
+    text = "reference of the container image that serves it, such as registry/slipway@sha256:…"
+    command.add_argument("--image", metavar="REFERENCE", default="", help=text)
+    text = "archive of the image (`docker save`), which becomes a part of the bundle"
+    command.add_argument("--image-archive", metavar="FILE", type=Path, default=None, help=text)
+    text = "SBOM of the image (SPDX); default: an SBOM of this environment"
+    command.add_argument("--sbom", metavar="FILE", type=Path, default=None, help=text)
+    text = "private Ed25519 key that signs the bundle (of `ssh-keygen -t ed25519`, or PEM)"
+    command.add_argument("--sign", metavar="KEY", type=Path, default=None, help=text)
+
+
+def bundle_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument("bundle", metavar="BUNDLE", type=Path, help="an archive of `slipway bundle`")
+    text = "new folder; default: the name of the archive in this directory"
+    command.add_argument("-o", "--output", metavar="DIR", type=Path, default=None, help=text)
+    public_key(command)
+
+
+def sbom_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help="file; default: print it")
+
+
 def tune(command: argparse.ArgumentParser) -> None:
     _tune_search(command.add_argument_group("search"))
     _bench_workload(command.add_argument_group("workload"))

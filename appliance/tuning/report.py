@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from appliance.config.manifest import API_VERSION
 from appliance.planning.memory import spell_bytes
 from appliance.tuning.objective import Figures, Objective
 from appliance.tuning.space import Axis, Settings
@@ -127,7 +128,7 @@ def overlay(found: Found, objective: Objective, axes: Sequence[Axis], header: Se
 
 
 def _tree(chosen: Settings) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+    tree: dict[str, Any] = {"apiVersion": API_VERSION}
     for key, text in chosen:
         section, (*above, name) = tree, key.split(".")
         for part in above:

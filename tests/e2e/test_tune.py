@@ -26,7 +26,7 @@ def test_tune_runs_the_candidates_and_continues_from_its_results(tmp_path, capsy
     # The prediction for the manifest is corrected by its own run.
     predicted, measured = (one["time_to_first_token_ms"]["p50"] for one in (base["predicted"], base["measured"][0]))
     assert abs(predicted / measured - 1) < 0.2
-    assert yaml.safe_load(out.read_text()) == {"engine": {"scheduling": {"max_running": 4}}}
+    assert yaml.safe_load(out.read_text()) == {"apiVersion": "slipway/v2", "engine": {"scheduling": {"max_running": 4}}}
     assert "measured" in out.read_text() and "predicted" in out.read_text()
     began = time.monotonic()
     assert main(command) == 0
