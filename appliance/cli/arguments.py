@@ -43,7 +43,8 @@ def model(command: argparse.ArgumentParser) -> None:
 
 
 TARGETS = (
-    *("compose", "kubernetes", "helm", "kserve", "leaderworkerset", "sagemaker", "vertex", "azureml", "systemd"),
+    *("compose", "kubernetes", "helm", "kserve", "leaderworkerset", "ray"),
+    *("sagemaker", "vertex", "azureml", "systemd"),
     *("prometheus-rules", "grafana"),
 )
 
