@@ -42,7 +42,7 @@ LAYOUT = Layout(data="data", cache="cache")
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a bundle besides manifest and weights."""
+    """Contents of a bundle in addition to manifest and weights."""
 
     sbom: bytes
     image: str = ""

@@ -1,4 +1,4 @@
-"""Verification and unpacking of a bundle. Nothing in it is used before its digest was compared with the index."""
+"""Verification and unpacking of a bundle. Each file is compared with the digest in the index first."""
 
 import hashlib
 import os
@@ -39,8 +39,11 @@ def unpack(path: Path, folder: Path, key: Path | None = None) -> Index:
 
 
 def unpack_once(path: Path, cache: Path, key: Path | None = None) -> Path:
-    """Return the folder of the unpacked bundle below `cache`. A folder of an earlier call is used again if it has all
-    files; those of the model are verified by the lock at each start. Raises BundleError and OSError."""
+    """Return the folder of the unpacked bundle below `cache`.
+
+    A complete folder of an earlier call is used again. The lock verifies the files of the model at each start. Raises
+    BundleError and OSError.
+    """
     with _members(path) as members:
         index, data = _index(members, key)
     folder = cache / hashlib.sha256(data).hexdigest()[:32]

@@ -144,15 +144,15 @@ def serve_config(one: Deployment) -> Object:
 
 
 def _worker(one: Deployment) -> Object:
-    """Return the pod of a worker. Ray starts the container and writes below its home, so the root is writable, and the
-    probes are those of KubeRay."""
+    """Return the pod of a worker. Ray starts the container and writes to its home, so the root is writable. KubeRay
+    adds the probes."""
     spec = pod(one, "ray-worker")
     (container,) = spec["containers"]
     for name in ("args", "ports", "startupProbe", "readinessProbe", "livenessProbe"):
         del container[name]
     container["securityContext"]["readOnlyRootFilesystem"] = False
     limits = container["resources"]["limits"]
-    limits["cpu"] = container["resources"]["requests"]["cpu"]  # KubeRay tells Ray this number of CPUs
+    limits["cpu"] = container["resources"]["requests"]["cpu"]  # KubeRay passes this number of CPUs to Ray
     return spec
 
 
