@@ -214,18 +214,18 @@ def bench(command: argparse.ArgumentParser) -> None:
 
 
 def offline(command: argparse.ArgumentParser) -> None:
-    text = "download nothing, as with --set model.download.offline=true; files must be in the cache or a local folder"
+    text = "download nothing: model.download.offline=true"
     command.add_argument("--offline", action="store_true", help=text)
 
 
 def served_bundle(command: argparse.ArgumentParser) -> None:
-    text = "serve this bundle of `slipway bundle`, after every digest was verified; MANIFEST is left out"
+    text = "verify and serve an archive of `slipway bundle`"
     command.add_argument("--bundle", metavar="FILE", type=Path, default=None, help=text)
     public_key(command)
 
 
 def public_key(command: argparse.ArgumentParser) -> None:
-    text = "refuse a bundle without a valid signature of this Ed25519 key (ssh-keygen's .pub, or PEM)"
+    text = "require a bundle with a signature of this key"
     command.add_argument("--public-key", metavar="FILE", type=Path, default=None, help=text)
 
 
