@@ -36,7 +36,7 @@ class SessionRequests:
         self._active = 0
         self._free_since = 0.0
         """Time at which a session last ended while as many as permitted were running."""
-        self._pending: deque[Session] = deque()
+        self._pending: deque[tuple[float, Session]] = deque()
         self._by_id: dict[str, tuple[_Running, float, RecordedRequest]] = {}
         self._upcoming: list[tuple[float, int, _Running]] = []
         starts = [0.0] * len(sessions) if loop.arrivals is None else start_times(len(sessions), loop.arrivals, seed)
@@ -49,7 +49,7 @@ class SessionRequests:
             if running.turn or self._active < self._limit:
                 return at
             heapq.heappop(self._upcoming)
-            self._pending.append(running.session)
+            self._pending.append((at, running.session))
         return None
 
     def take(self) -> tuple[RecordedRequest, float]:
@@ -80,8 +80,8 @@ class SessionRequests:
             self._free_since = now
         self._active -= 1
         if self._pending:
-            session = self._pending.popleft()
-            heapq.heappush(self._upcoming, (now, session.index, _Running(session)))
+            at, session = self._pending.popleft()
+            heapq.heappush(self._upcoming, (max(now, at), session.index, _Running(session)))
 
     def outcomes(self, replies: Sequence[Reply]) -> list[Outcome]:
         """Return the simulated replies as outcomes of a client."""
