@@ -61,6 +61,10 @@ COPY --from=build /opt/slipway/venv /opt/slipway/venv
 COPY --from=build /opt/slipway/compiled /opt/slipway/compiled
 COPY manifests /opt/slipway/manifests
 COPY entrypoint.sh /opt/slipway/entrypoint.sh
+# Distributions of the image and packages of its system, as SPDX: `slipway sbom` prints the same.
+RUN ["/opt/slipway/venv/bin/slipway", "sbom", "-o", "/opt/slipway/sbom.spdx.json"]
+LABEL org.opencontainers.image.licenses="Apache-2.0" \
+      io.slipway.sbom="/opt/slipway/sbom.spdx.json"
 # New volumes at these paths get the same permissions: `slipway render compose` uses them.
 RUN ["python3", "-c", "import os; [(os.makedirs(p), os.chmod(p, 0o770), os.chown(p, 10001, 0)) for p in ('/var/lib/slipway', '/var/cache/slipway')]"]
 # Any user id works, with or without an entry in /etc/passwd: nothing below /opt is written, and all files of libraries go

@@ -9,6 +9,7 @@
 # make emulated                       set up, then test the AVX-512 and AMX kernels on a CPU that has only AVX2
 # make kernels TRITON=3.6.0           set up, then compile every kernel for an H100 with another release of Triton
 # make quick                          set up, then run the unit tests, which take about a minute
+# make docs                           build the documentation site into build/site; needs the network once
 # make prose                          rate of hard-to-read phrases in comments and docs; PROSE='--diff main' for added lines
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1
@@ -27,7 +28,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 INSTALL := $(BIN)/python requirements/install.py
 
-.PHONY: serve test test-all emulated kernels quick fuzz lint types prose clients image-test bench lock clean
+.PHONY: serve test test-all emulated kernels quick fuzz lint types prose clients image-test docs bench lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -55,7 +56,7 @@ kernels: $(VENV)/.test
 	PYTHONPATH=$(VENV)/triton-$(TRITON) $(BIN)/python -m kernels.report --check --target sm_90
 
 # Folders of unit tests. tests/test_tiers.py lists the others.
-UNIT := $(addprefix tests/appliance/,chaos cli config deployment hardware migration observability output_formats planning security) \
+UNIT := $(addprefix tests/appliance/,bundle chaos cli config deployment hardware migration observability output_formats planning security tuning) \
 	$(addprefix tests/appliance/server/,anthropic chat pooling routing) \
 	$(addprefix tests/engine/,api gguf kv media models structured text) tests/test_tiers.py tests/test_arrows.py
 
@@ -78,6 +79,15 @@ prose:
 # Creates a separate environment, because some clients conflict with the project's dependencies.
 clients: $(VENV)/.runtime
 	tools/clients.sh
+
+# The packages of the site are in a separate environment.
+$(VENV)-docs/bin/mkdocs: requirements/docs.txt
+	@test -x $(VENV)-docs/bin/pip || $(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/pip --disable-pip-version-check --quiet install --require-hashes -r requirements/docs.txt
+	@touch $@
+
+docs: $(VENV)-docs/bin/mkdocs
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet --strict
 
 image-test:
 	docker/test_image.sh

@@ -51,6 +51,11 @@ CPU_BUILD = (
 CPU_DISTRIBUTIONS = ("sympy", "mpmath", "networkx", "setuptools", "hf-xet")
 
 
+# Encoders that PyAV brings, with the value by which their functions report an error. FFmpeg is linked to them, but
+# Slipway only decodes, with FFmpeg's own decoders.
+ENCODERS = {"libx265-*": 0, "libSvtAv1Enc-*": -1, "libx264-*": 0, "libmp3lame-*": 0}
+
+
 def is_cpu_build(site: Path) -> bool:
     """Return whether torch was built without support for GPUs, as its own version file says."""
     values = dict(re.findall(r"^(cuda|hip|xpu)\b.*= (.+)$", (site / "torch/version.py").read_text(), re.MULTILINE))
@@ -103,6 +108,30 @@ def strip(library: Path) -> int:
     return before - library.stat().st_size
 
 
+def symbols(library: Path, which: str) -> set[str]:
+    """Return the names of dynamic symbols: `--defined-only` or `--undefined-only`, without versions."""
+    command = ["nm", "-D", which, "--format=posix", library]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return {line.split()[0].partition("@")[0] for line in lines}
+
+
+def replace_encoders(folder: Path) -> int:
+    """Replace encoders by libraries with the same names, whose functions report an error. Return the number of bytes
+    freed."""
+    libraries = [path for path in folder.glob("*.so*") if path.is_file()]
+    encoders = {path: value for pattern, value in ENCODERS.items() for path in folder.glob(pattern)}
+    used = {name for path in libraries if path not in encoders for name in symbols(path, "--undefined-only")}
+    freed = 0
+    for path, value in encoders.items():
+        functions = sorted(used & symbols(path, "--defined-only"))
+        source = "".join(f"long {name}(void) {{ return {value}; }}\n" for name in functions)
+        before = path.stat().st_size
+        command = ["cc", "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{path.name}", "-x", "c", "-", "-o", path]
+        subprocess.run(command, input=source, text=True, check=True)
+        freed += before - path.stat().st_size
+    return freed
+
+
 def main(arguments: list[str]) -> None:
     if len(arguments) != 1 or not (site := Path(arguments[0])).is_dir():
         raise SystemExit("usage: prune.py SITE_PACKAGES (the folder that contains torch)")
@@ -111,6 +140,8 @@ def main(arguments: list[str]) -> None:
         freed[" ".join(CPU_DISTRIBUTIONS)] = uninstall(site, CPU_DISTRIBUTIONS)
     for pattern in (*ANY_BUILD, *(CPU_BUILD if cpu else ())):
         freed[pattern] = remove(sorted(site.glob(pattern)))
+    if shutil.which("cc") and shutil.which("nm") and (site / "av.libs").is_dir():
+        freed["encoders"] = replace_encoders(site / "av.libs")
     if shutil.which("strip"):
         libraries = [file for file in site.rglob("*.so*") if file.is_file() and not file.is_symlink()]
         freed["symbol tables"] = sum(map(strip, libraries))

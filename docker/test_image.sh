@@ -178,6 +178,8 @@ say "no process runs as root"
 inside slipway healthcheck || fail "healthcheck does not find the service healthy"
 inside slipway check /opt/slipway/manifests/demo.yaml >/dev/null || fail "slipway check refuses the demo"
 say "health check and other subcommands work"
+inside cat /opt/slipway/sbom.spdx.json | grep -q '"pkg:pypi/torch@' || fail "the image has no bill of materials that names torch"
+say "the bill of materials names the packages"
 
 # Compiled kernels: their report by the product, a function that only they have, and their speed relative to torch.
 kernels=$(inside slipway env --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["kernels"])')

@@ -31,6 +31,7 @@ SERVICE = (
     "appliance.checkpoints.hub",
     "appliance.checkpoints.wheel",
     "engine.__main__",
+    "av",
     "gguf",
     "sentencepiece",
     "supervisor.supervisord",

@@ -45,7 +45,7 @@ class Beam:
     text: str = ""
 
     def score(self, length_penalty: float) -> float:
-        return self.logprob / max(1, len(self.ids)) ** length_penalty
+        return float(self.logprob / max(1, len(self.ids)) ** length_penalty)
 
 
 @dataclass

@@ -96,6 +96,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "appliance.runtime",
     ),
     "appliance.bench": (),
+    "appliance.bundle": (
+        *("appliance.planning", "appliance.lockfile", "appliance.checkpoints", "appliance.config"),
+        *("appliance.deployment.service", "engine.gguf"),
+    ),
+    "appliance.tuning": (
+        *("appliance.planning", "appliance.bench", "appliance.config", "appliance.hardware"),
+        *("engine.api", "engine.core", "engine.kv.layout", "engine.kv.states", "engine.models", "engine.text"),
+    ),
     "appliance.evaluation": ("appliance.bench", "appliance.config.sections"),
     "appliance.deployment": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints", "appliance.hardware"),
@@ -182,12 +190,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.checkpoints", "appliance.constraints", "appliance.hardware", "appliance.config"),
         *(
             "appliance.bench",
+            "appliance.bundle",
             "appliance.deployment",
             "appliance.evaluation",
             "appliance.observability.alerts",
             "appliance.observability.rules",
             "appliance.migration",
             "appliance.security",
+            "appliance.tuning",
             "engine.api",
             "engine.models",
             "engine.text",

@@ -121,6 +121,7 @@ def main() -> None:
     write("test", [text for name, text in test.items() if name not in runtime], "-r runtime.txt\n")
     write("triton", compiled(triton).values())
     write("browser", [text for name, text in browser.items() if name not in runtime | test], "-r test.txt\n")
+    write("docs", compiled(extras["docs"]).values())
     for name in ("models", "clients", "lock"):
         path = REQUIREMENTS / f"{name}.txt"
         kept = compiled([text.split(" ", 1)[0].strip() for text in parsed(path.read_text()).values()], (), "--no-deps")

@@ -43,7 +43,8 @@ def model(command: argparse.ArgumentParser) -> None:
 
 
 TARGETS = (
-    *("compose", "kubernetes", "helm", "kserve", "leaderworkerset", "sagemaker", "vertex", "azureml", "systemd"),
+    *("compose", "kubernetes", "helm", "kserve", "leaderworkerset", "ray"),
+    *("sagemaker", "vertex", "azureml", "systemd"),
     *("prometheus-rules", "grafana"),
 )
 
@@ -217,6 +218,79 @@ def bench(command: argparse.ArgumentParser) -> None:
         "Exits with 1 if a request failed or fewer than --min-attainment of the requests met every --slo, with 2 for "
         "wrong options, an endpoint that does not answer, or a file that cannot be written."
     )
+
+
+def offline(command: argparse.ArgumentParser) -> None:
+    text = "download nothing: model.download.offline=true"
+    command.add_argument("--offline", action="store_true", help=text)
+
+
+def served_bundle(command: argparse.ArgumentParser) -> None:
+    text = "verify and serve an archive of `slipway bundle`"
+    command.add_argument("--bundle", metavar="FILE", type=Path, default=None, help=text)
+    public_key(command)
+
+
+def public_key(command: argparse.ArgumentParser) -> None:
+    text = "require a bundle with a signature of this key"
+    command.add_argument("--public-key", metavar="FILE", type=Path, default=None, help=text)
+
+
+def new_bundle(command: argparse.ArgumentParser) -> None:
+    text = "archive to write; default: the name of the manifest with .bundle.tar in this directory"
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
+    text = "reference of the container image that serves it, such as registry/slipway@sha256:…"
+    command.add_argument("--image", metavar="REFERENCE", default="", help=text)
+    text = "archive of the image (`docker save`), which becomes a part of the bundle"
+    command.add_argument("--image-archive", metavar="FILE", type=Path, default=None, help=text)
+    text = "SBOM of the image (SPDX); default: an SBOM of this environment"
+    command.add_argument("--sbom", metavar="FILE", type=Path, default=None, help=text)
+    text = "private Ed25519 key that signs the bundle (of `ssh-keygen -t ed25519`, or PEM)"
+    command.add_argument("--sign", metavar="KEY", type=Path, default=None, help=text)
+
+
+def bundle_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument("bundle", metavar="BUNDLE", type=Path, help="an archive of `slipway bundle`")
+    text = "new folder; default: the name of the archive in this directory"
+    command.add_argument("-o", "--output", metavar="DIR", type=Path, default=None, help=text)
+    public_key(command)
+
+
+def sbom_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help="file; default: print it")
+
+
+def tune(command: argparse.ArgumentParser) -> None:
+    _tune_search(command.add_argument_group("search"))
+    _bench_workload(command.add_argument_group("workload"))
+    _bench_load(command.add_argument_group("load"))
+    text = "overlay to write; default: the name of the manifest with .tuned.yaml in this directory"
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
+    text = "file to which each result is appended; an interrupted run with the same options continues from it"
+    command.add_argument("--results", metavar="FILE", type=Path, default=None, help=text)
+    command.epilog = (
+        "Exits with 1 if no candidate meets the limits, with 2 for wrong options or a manifest that cannot be "
+        "measured. With --hardware nothing is run."
+    )
+
+
+def _tune_search(group: argparse._ArgumentGroup) -> None:
+    names = ("throughput", "latency", "memory")
+    text = "throughput (tokens per second), latency (mean time of a request) or memory (planned bytes) (throughput)"
+    group.add_argument("--objective", choices=names, default="throughput", help=text)
+    text = "limit of a latency: ttft, tpot or request, such as ttft=500ms; repeatable"
+    group.add_argument("--slo", metavar="NAME=LIMIT", action="append", default=[], help=text)
+    text = "share of the requests that must keep every limit (0.95)"
+    group.add_argument("--min-attainment", metavar="X", type=float, default=0.0, help=text)
+    text = "values to try of a key, such as engine.cache.block_tokens=16,32; repeatable"
+    group.add_argument("--key", metavar="KEY=A,B", action="append", default=[], help=text)
+    group.add_argument("--only-keys", action="store_true", help="search only the keys of --key")
+    text = "maximum number of candidates that are simulated (24)"
+    group.add_argument("--candidates", metavar="N", type=int, default=24, help=text)
+    text = "number of candidates that are run, besides the manifest; 0: predict from the roofline, run nothing (3)"
+    group.add_argument("--runs", metavar="N", type=int, default=3, help=text)
+    text = "seconds after which nothing new is started (600)"
+    group.add_argument("--budget", metavar="S", type=float, default=600.0, help=text)
 
 
 def _bench_workload(group: argparse._ArgumentGroup) -> None:

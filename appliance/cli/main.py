@@ -128,8 +128,11 @@ _READERS: dict[Callable[[argparse.ArgumentParser], None], str] = {
 
 def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
     from appliance.config.environment import environment
-    from appliance.config.settings import Given
+    from appliance.config.settings import Given, Option
 
+    if getattr(options, "offline", False):
+        options.options = (*options.options, Option("--offline", "model.download.offline", "true"))
+        options.offline = False
     found: Given | None = getattr(options, "given", None)
     if found is not None:
         return found
@@ -250,6 +253,26 @@ def render(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
+@_refusing
+def bundle(options: argparse.Namespace) -> int:
+    from appliance.cli.bundle import bundle as write
+
+    plan, _ = _validate(options)
+    return write(options, _given(options), plan)
+
+
+def unpack(options: argparse.Namespace) -> int:
+    from appliance.cli.bundle import unpack_into
+
+    return unpack_into(options)
+
+
+def sbom(options: argparse.Namespace) -> int:
+    from appliance.cli.bundle import print_sbom
+
+    return print_sbom(options)
+
+
 def key(options: argparse.Namespace) -> int:
     from appliance.cli.key import key as make
 
@@ -294,7 +317,9 @@ def serve(options: argparse.Namespace) -> int:
 def _proven_for_a_start(options: argparse.Namespace) -> Any:
     from appliance.planning.validate import NotPlanned, download_before_start
 
-    if options.manifest is None:
+    if options.bundle is not None:
+        _unpack_bundle(options)
+    elif options.manifest is None:
         _find_manifest(options)
     elif (model := _named(options.manifest)) is not None:
         from appliance.cli.model_argument import notes
@@ -309,6 +334,18 @@ def _proven_for_a_start(options: argparse.Namespace) -> Any:
             download_before_start(_given(options))
         plan, _ = _validate(options, hash_contents=True)
     return plan
+
+
+def _unpack_bundle(options: argparse.Namespace) -> None:
+    """Choose the manifest of the bundle."""
+    from appliance.cli.bundle import unpacked
+    from appliance.config.problems import Problem, Refused
+    from appliance.config.yaml_loader import Place
+
+    manifest, options.manifest = options.manifest, options.bundle
+    if manifest is not None:
+        raise Refused([Problem(Place("--bundle"), "", f"has a manifest of its own; leave out {manifest}")])
+    options.manifest = unpacked(options.bundle, options.public_key)
 
 
 def _find_manifest(options: argparse.Namespace) -> None:
@@ -387,6 +424,13 @@ def bench(options: argparse.Namespace) -> int:
     from appliance.cli.bench import run
 
     return run(options, arguments.DEFAULT_URL, _key(options))
+
+
+@_refusing
+def tune(options: argparse.Namespace) -> int:
+    from appliance.cli.tune import tune as run
+
+    return run(options, _given(options), _machine(options), _key(options))
 
 
 @_refusing
@@ -485,7 +529,7 @@ COMMANDS: dict[str, Command] = {
     "serve": (
         serve,
         "Check a manifest or model, then serve it until SIGTERM.",
-        (arguments.manifest_or_none, arguments.format),
+        (arguments.manifest_or_none, arguments.served_bundle, arguments.offline, arguments.format),
     ),
     "check": (
         _refusing(check, report=True),
@@ -507,6 +551,13 @@ COMMANDS: dict[str, Command] = {
         "Print or write deployment files that follow from the plan, for Kubernetes, a hosting platform or systemd.",
         (arguments.target, arguments.manifest, arguments.hardware, arguments.format),
     ),
+    "bundle": (
+        bundle,
+        "Write manifest, weights, lock and SBOM into one archive for machines without a network.",
+        (arguments.manifest, arguments.new_bundle, arguments.format),
+    ),
+    "unpack": (unpack, "Verify every digest of a bundle and unpack it.", (arguments.bundle_file,)),
+    "sbom": (sbom, "Print the software bill of materials (SPDX) of this environment.", (arguments.sbom_file,)),
     "diff": (
         diff,
         "Show the effects of replacing manifest A by B: restarts, outputs, caches, memory, clients.",
@@ -562,6 +613,11 @@ COMMANDS: dict[str, Command] = {
         bench,
         "Measure throughput and latency of an endpoint, or of several in alternation.",
         (arguments.bench, arguments.json, arguments.api_key),
+    ),
+    "tune": (
+        tune,
+        "Search for the settings of a manifest that serve a workload best, and write them as an overlay.",
+        (arguments.manifest, arguments.tune, arguments.hardware, arguments.json, arguments.api_key),
     ),
     "eval": (
         evaluate,

@@ -21,6 +21,7 @@ from appliance.deployment.kserve import kserve
 from appliance.deployment.kubernetes import kubernetes
 from appliance.deployment.leaderworkerset import leaderworkerset
 from appliance.deployment.prometheus_rules import bucket_bounds, prometheus_rules, thresholds
+from appliance.deployment.ray import ray
 from appliance.deployment.service import CONTAINER, Deployment, Layout, deployment, deployment_name
 from appliance.observability.rules import LATENCIES, Objectives
 from appliance.planning.plan import Plan
@@ -140,6 +141,7 @@ TARGETS = {
     "helm": Target(lambda job: helm(job.deployment())),
     "kserve": Target(_objects(kserve)),
     "leaderworkerset": Target(_objects(leaderworkerset)),
+    "ray": Target(_objects(ray)),
     "sagemaker": Target(_sagemaker, ("image", "model_uri", "role", "instance_type")),
     "vertex": Target(_vertex, ("image", "model_uri", "parent", "instance_type")),
     "azureml": Target(_azureml, ("image", "instance_type")),

@@ -84,8 +84,8 @@ SUPERVISOR = Exit(
 INTEGRITY = Exit(
     "integrity",
     17,
-    "The checkpoint's files do not match the manifest's lock file, or model.lock requires one that does not exist; "
-    "nothing was started.",
+    "The checkpoint's files do not match the manifest's lock file, model.lock requires one that does not exist, or a "
+    "bundle does not match its index or signature; nothing was started.",
     "Restore the files that the message names; after an intended change, `slipway lock MANIFEST` locks the new files.",
 )
 

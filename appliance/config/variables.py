@@ -91,6 +91,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("AZUREML_MODEL_DIR", "text", "For `slipway serve` without MANIFEST: the model's folder on Azure ML."),
     Variable("PORT", "text", "For `slipway serve` without MANIFEST: the port on Cloud Run, KServe and others."),
     Variable("STORAGE_EMULATOR_HOST", "text", "For model.source.gs: an emulator of Google Cloud Storage."),
+    Variable("SOURCE_DATE_EPOCH", "text", "For `slipway sbom` and `bundle`: time of creation, in seconds since 1970."),
     Variable("NO_COLOR", "presence", "Disable colours in messages on a terminal."),
     Variable("TERM", "text", "`dumb`: a terminal without colours."),
 )

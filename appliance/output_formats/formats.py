@@ -1,12 +1,23 @@
-"""Registry of the known formats: by name, and by a model's chat template and type."""
+"""Registry of the known formats: by name, and by a model's chat template and type.
+
+Another package registers a `Calls` or a `Reasoning` as an entry point of the group `slipway.output_formats`:
+
+    [project.entry-points."slipway.output_formats"]
+    toy = "toy_format:CALLS"
+
+Built-in formats have precedence, by name and in the recognition of chat templates.
+"""
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from typing import TypeVar
 
 from appliance.output_formats.call_families import CALLS, HERMES
 from appliance.output_formats.declaration import Calls, Channels, OutputFormat, Reasoning
 from appliance.output_formats.json_call import BareArguments
 from appliance.output_formats.reasoning_families import REASONINGS, THINK
+from engine.api.errors import ConfigError
 
 __all__ = [
     "CALLS",
@@ -49,6 +60,39 @@ HARMONY_MARKS = ("<|channel|>", "<|start|>", "<|message|>")
 Part = TypeVar("Part", Calls, Reasoning)
 
 
+GROUP = "slipway.output_formats"
+
+
+@cache
+def plugins() -> tuple[Calls | Reasoning, ...]:
+    """Return the formats of other packages. Raises ConfigError if one is unusable."""
+    found: list[Calls | Reasoning] = []
+    for one in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+        package = one.dist.name if one.dist is not None else one.module
+        try:
+            part = one.load()
+        except Exception as error:  # any code of another package
+            raise ConfigError(
+                f"output format {one.name}: {one.value} of the package {package} cannot be imported: {error!r}; repair "
+                "or remove that package"
+            ) from error
+        if not isinstance(part, Calls | Reasoning) or part.name != one.name:
+            raise ConfigError(
+                f"output format {one.name}: {one.value} of the package {package} is no Calls or Reasoning of this "
+                "name; update it"
+            )
+        found.append(part)
+    return tuple(found)
+
+
+def _calls() -> tuple[Calls, ...]:
+    return (*CALLS, *(part for part in plugins() if isinstance(part, Calls)))
+
+
+def _reasonings() -> tuple[Reasoning, ...]:
+    return (*REASONINGS, *(part for part in plugins() if isinstance(part, Reasoning)))
+
+
 def _recognised(parts: Sequence[Part], text: str, model_type: str) -> Part | None:
     for part in parts:
         fits = not part.model_types or model_type.startswith(part.model_types)
@@ -63,12 +107,12 @@ def recognise(template: str, model_type: str = "") -> OutputFormat:
     text = template.replace('\\"', '"')
     if all(mark in text for mark in HARMONY_MARKS):
         return HARMONY
-    return OutputFormat(_recognised(REASONINGS, text, model_type), _recognised(CALLS, text, model_type))
+    return OutputFormat(_recognised(_reasonings(), text, model_type), _recognised(_calls(), text, model_type))
 
 
 def names() -> tuple[str, ...]:
     """Return the accepted names except `auto`. Two of them may be joined by a plus."""
-    parts = (*CALLS, *REASONINGS)
+    parts: tuple[Calls | Reasoning, ...] = (*_calls(), *_reasonings())
     return (*dict.fromkeys(part.name for part in parts), "harmony", NO_CALLS, NO_REASONING)
 
 
@@ -86,8 +130,8 @@ def chosen(name: str, recognised: OutputFormat) -> OutputFormat:
         if part == "harmony":
             found = HARMONY
             continue
-        reasoning = next((one for one in REASONINGS if one.name == part), found.reasoning)
-        calls = next((one for one in CALLS if one.name == part), found.calls)
+        reasoning = next((one for one in _reasonings() if one.name == part), found.reasoning)
+        calls = next((one for one in _calls() if one.name == part), found.calls)
         if found.channels is not None:  # the parts are unusable without the channels
             reasoning = None if reasoning is found.reasoning else reasoning
             calls = None if calls is found.calls else calls

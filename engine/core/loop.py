@@ -509,26 +509,8 @@ def build_loop(
             f"speculation.method={config.speculation.method}: this model has a recurrent state, which cannot be rolled "
             "back to before a rejected draft; set it to off"
         )
-    ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
-    settings = SchedulerConfig(
-        layout=worker.layout,
-        blocks=worker.blocks,
-        max_context=config.model.max_context,
-        vocab_size=worker.model.embed.vocab,
-        max_running=config.scheduling.max_running,
-        max_step_tokens=config.scheduling.max_step_tokens,
-        policy=config.scheduling.policy,
-        prefix_cache=config.cache.prefix,
-        ropes=tuple(ropes),
-        pooled=pooled_tasks(worker.model),
-        whole=is_bidirectional(worker.model),
-        sources=encoder_limits(worker.model),
-        snapshots=worker.snapshots,
-        adapters=tuple(adapter.name for adapter in config.adapters),
-        adapter_slots=config.adapter_loading.max_active,
-        speculation=config.speculation,
-        media=media_limits(worker.model, config.scheduling.max_media_tokens),
-        routes=config.return_routed_experts,
+    settings = scheduler_config(
+        config, worker.model, layout=worker.layout, blocks=worker.blocks, snapshots=worker.snapshots
     )
     grammars, events, on_idle = Grammars(open_compiler), list[TimedEvent](), None
 
@@ -565,6 +547,34 @@ def _profiler(config: EngineConfig, trace: OperationTrace | None) -> Profiler | 
     if not folder or trace is None:
         return None
     return Profiler(Path(folder), Path(config.socket).stem or "engine", trace)
+
+
+def scheduler_config(
+    config: EngineConfig, model: Model, *, layout: Layout, blocks: int, snapshots: int | None
+) -> SchedulerConfig:
+    """Return the configuration of the scheduler. `blocks` includes the null block. `snapshots` is None for a model
+    without recurrent state."""
+    ropes = dict.fromkeys(part.rope for part in attentions(model) if part.rope is not None)
+    return SchedulerConfig(
+        layout=layout,
+        blocks=blocks,
+        max_context=config.model.max_context,
+        vocab_size=model.embed.vocab,
+        max_running=config.scheduling.max_running,
+        max_step_tokens=config.scheduling.max_step_tokens,
+        policy=config.scheduling.policy,
+        prefix_cache=config.cache.prefix,
+        ropes=tuple(ropes),
+        pooled=pooled_tasks(model),
+        whole=is_bidirectional(model),
+        sources=encoder_limits(model),
+        snapshots=snapshots,
+        adapters=tuple(adapter.name for adapter in config.adapters),
+        adapter_slots=config.adapter_loading.max_active,
+        speculation=config.speculation,
+        media=media_limits(model, config.scheduling.max_media_tokens),
+        routes=config.return_routed_experts,
+    )
 
 
 def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> SelfTestRunner | None:

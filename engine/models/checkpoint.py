@@ -31,6 +31,7 @@ from engine.models.kv_scales import is_kv_scale
 from engine.models.modules import Modules, read_modules
 from engine.models.multimodal import media_architecture, placed, with_media
 from engine.models.parts import Model
+from engine.models.plugins import plugin_declaration
 from engine.models.quantized import Quantization, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
@@ -317,6 +318,8 @@ def _architecture(folder: Path, config: dict[str, Any], written: dict[str, Any],
     if known:
         config["architectures"] = known[:1]
         return known[0], ARCHITECTURES[known[0]]
+    if (plugin := plugin_declaration(names[0])) is not None:
+        return names[0], plugin
     if (folder / REMOTE_FILE).exists():
         return names[0], remote_declaration(folder, names[0], trust)
     if not text_architecture(written) and is_foreign(names[0]):

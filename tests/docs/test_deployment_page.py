@@ -18,7 +18,7 @@ OTHERS = ("helm", "kubectl", "aws", "curl", "az", "install", "systemctl")
 
 
 def test_the_page_has_a_block_for_each_kind_of_platform() -> None:
-    assert len(BLOCKS) == 8 and all("slipway render" in block for block in BLOCKS)
+    assert len(BLOCKS) == 9 and all("slipway render" in block for block in BLOCKS)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=[block.split()[2] for block in BLOCKS])

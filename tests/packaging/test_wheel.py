@@ -1,15 +1,20 @@
 """The wheel, installed into an environment of its own and used outside of the checkout."""
 
 import os
+import re
 import site
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from kernels.cpu.library import VARIANTS
+
+ROOT = Path(__file__).resolve().parents[2]
 DEMO = "from appliance.cli.default_manifest import demo; print(demo())"
 KERNELS_OF_TRANSFORMERS = """
 import kernels, transformers
@@ -94,3 +99,21 @@ def test_transformers_does_not_take_our_kernels_for_the_package_of_that_name(pyt
     assert done.returncode == 0, done.stderr
     file, available, built = done.stdout.split()
     assert str(python.parents[1]) in file and available == "False" and built == "True"
+
+
+def test_the_metadata_describes_a_typed_package_of_supported_pythons(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    lines = archive.read(name).decode().splitlines()
+    assert "Classifier: Typing :: Typed" in lines and "Requires-Python: >=3.11" in lines
+    assert "Classifier: Programming Language :: Python :: 3.11" in lines
+    (scripts,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+    assert "slipway = appliance.cli.entry:main" in archive.read(scripts).decode()
+
+
+def test_wheels_are_built_for_each_machine_with_kernels_and_tested_by_files_that_exist() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    machines = {machine for one in VARIANTS for machine in one.machines}
+    assert {*settings["archs"]} <= machines and {"x86_64", "aarch64"} == {*settings["archs"]}
+    for path in re.findall(r"\{project\}/(\S+)", settings["test-command"]):
+        assert (ROOT / path).exists(), path

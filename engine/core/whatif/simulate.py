@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.api.errors import RequestError
 from engine.core.config import SchedulerConfig
@@ -20,6 +21,7 @@ class Reply:
 
     at: float
     times: list[float] = field(default_factory=list)
+    id: str = ""
 
 
 @dataclass
@@ -33,6 +35,36 @@ class Outcome:
     steps: int
 
 
+class Requests(Protocol):
+    """Requests that arrive during a simulation. Times are seconds from its start."""
+
+    def next_at(self) -> float | None:
+        """Return the time of the next arrival that is known, or None."""
+
+    def take(self) -> tuple[RecordedRequest, float]:
+        """Remove the next request and return it with its time of arrival."""
+
+    def ended(self, id: str, now: float) -> None:
+        """Note the end of a request, after which others may arrive."""
+
+
+class _Recorded:
+    """Requests that arrive when they were recorded, at a multiple of the rate."""
+
+    def __init__(self, requests: list[RecordedRequest], rate: float) -> None:
+        start = requests[0].at if requests else 0.0
+        self._upcoming = deque((each, (each.at - start) / rate) for each in requests)
+
+    def next_at(self) -> float | None:
+        return self._upcoming[0][1] if self._upcoming else None
+
+    def take(self) -> tuple[RecordedRequest, float]:
+        return self._upcoming.popleft()
+
+    def ended(self, id: str, now: float) -> None:
+        """Recorded arrivals do not depend on the ends of requests."""
+
+
 def simulate(
     requests: list[RecordedRequest],
     config: SchedulerConfig,
@@ -44,13 +76,18 @@ def simulate(
     """Simulate requests in order of arrival. Every request gets its recorded tokens and ends as recorded.
 
     rate: factor of the request rate. depth: maximum number of steps in flight."""
-    return _Run(requests, config, seconds, rate, depth).run()
+    return _Run(_Recorded(requests, rate), config, seconds, rate, depth).run()
+
+
+def simulate_requests(requests: Requests, config: SchedulerConfig, seconds: StepSeconds, *, depth: int = 2) -> Outcome:
+    """Simulate requests that arrive at given times or after the end of others. Every request gets its tokens."""
+    return _Run(requests, config, seconds, 1.0, depth).run()
 
 
 class _Run:
     def __init__(
         self,
-        requests: list[RecordedRequest],
+        requests: Requests,
         config: SchedulerConfig,
         seconds: StepSeconds,
         rate: float,
@@ -60,8 +97,7 @@ class _Run:
         self._seconds = seconds
         self._rate = rate
         self._depth = depth
-        start = requests[0].at if requests else 0.0
-        self._upcoming = deque((each, (each.at - start) / rate) for each in requests)
+        self._requests = requests
         self._open: dict[str, RecordedRequest] = {}
         self._replies: dict[str, Reply] = {}
         self._cancellations: list[tuple[float, str]] = []  # requests that were cancelled before their first token
@@ -86,7 +122,8 @@ class _Run:
                 self._now = max(self._now, ended)
                 self._apply(done)
             elif planned is None:
-                upcoming = [at for _, at in list(self._upcoming)[:1]] + [at for at, _ in self._cancellations]
+                next_at = self._requests.next_at()
+                upcoming = [*([] if next_at is None else [next_at]), *(at for at, _ in self._cancellations)]
                 if not upcoming:
                     break
                 self._now = max(self._now, min(upcoming))
@@ -101,15 +138,16 @@ class _Run:
         return bool(wanted)
 
     def _arrive(self) -> None:
-        while self._upcoming and self._upcoming[0][1] <= self._now:
-            request, at = self._upcoming.popleft()
+        while (next_at := self._requests.next_at()) is not None and next_at <= self._now:
+            request, at = self._requests.take()
             id = request.submit.id
             try:
                 self._scheduler.submit(request.submit, at)
             except RequestError:
                 self._refused += 1
+                self._requests.ended(id, at)
                 continue
-            self._open[id], self._replies[id] = request, Reply(at)
+            self._open[id], self._replies[id] = request, Reply(at, id=id)
             if request.finish is not None and not request.tokens:
                 self._cancellations.append((at + (request.ended - request.at) / self._rate, id))
         for cancellation in [each for each in self._cancellations if each[0] <= self._now]:
@@ -130,7 +168,9 @@ class _Run:
         for delta in self._scheduler.apply(result, self._now).deltas:
             reply, request = self._replies[delta.id], self._open[delta.id]
             reply.times += [self._now] * len(delta.ids)
-            if delta.finish is None and request.finish is not None and len(reply.times) >= len(request.tokens):
+            if delta.finish is not None:
+                self._requests.ended(delta.id, self._now)
+            elif request.finish is not None and len(reply.times) >= len(request.tokens):
                 self._scheduler.end(delta.id, request.finish)
 
 

@@ -301,7 +301,7 @@ def test_the_help_is_short_and_help_all_lists_every_key_by_section(capsys: Outpu
             main(["serve", flag])
         assert ended.value.code == 0
         pages[flag] = capsys.readouterr().out
-    assert len(pages["--help"].splitlines()) < 40 and "--limits.max-stop" not in pages["--help"]
+    assert len(pages["--help"].splitlines()) < 44 and "--limits.max-stop" not in pages["--help"]
     for words in ("--port PORT", "-c MAX_CONTEXT", "-dp DATA", "--help-all"):
         assert words in pages["--help"]
     for flag in fields(Manifest):

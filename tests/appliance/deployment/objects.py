@@ -44,7 +44,30 @@ PREDICTOR = fields(
     maxReplicas=COUNT,
     deploymentStrategy={"$ref": "#/$defs/io.k8s.api.apps.v1.DeploymentStrategy"},
 )
+RAY_GROUP = {"rayStartParams": {"type": "object"}, "template": TEMPLATE}
 CUSTOM = {
+    "RayService": resource(
+        "ray.io/v1",
+        fields(
+            "serveConfigV2 rayClusterConfig",
+            serveConfigV2={"type": "string"},
+            rayClusterConfig=fields(
+                "headGroupSpec workerGroupSpecs",
+                headGroupSpec=fields("rayStartParams template", **RAY_GROUP),
+                workerGroupSpecs={
+                    "type": "array",
+                    "items": fields(
+                        "groupName rayStartParams template",
+                        **RAY_GROUP,
+                        groupName={"type": "string"},
+                        replicas=COUNT,
+                        minReplicas=COUNT,
+                        maxReplicas=COUNT,
+                    ),
+                },
+            ),
+        ),
+    ),
     "InferenceService": resource("serving.kserve.io/v1beta1", fields("predictor", predictor=PREDICTOR)),
     "LeaderWorkerSet": resource(
         "leaderworkerset.x-k8s.io/v1",

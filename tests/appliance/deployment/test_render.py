@@ -19,9 +19,10 @@ from appliance.deployment.compose import compose
 from appliance.deployment.kserve import kserve
 from appliance.deployment.kubernetes import kubernetes
 from appliance.deployment.leaderworkerset import leaderworkerset
+from appliance.deployment.ray import ray
 from appliance.server.admin.health import router as health
 from tests.appliance.deployment.manifests import CPU, GPU, PLATFORM, deployed, write_demo, write_manifest
-from tests.appliance.deployment.objects import check, pods
+from tests.appliance.deployment.objects import check, check_schema, pods
 from tests.manifests.shapes import make_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -176,3 +177,24 @@ def test_a_wrong_option_is_refused(
 
 def test_no_more_cores_are_requested_than_the_machine_has(on_cpu: Path) -> None:
     assert [deployed(on_cpu, words).cpus for words in ("cpu:2:16GiB", "cpu:8:16GiB")] == [2, 3]
+
+
+def test_a_ray_service_has_the_devices_of_the_plan_and_an_application(tmp_path: Path) -> None:
+    make_checkpoint("Llama-3.1-8B-Instruct", tmp_path / "llama")
+    one = deployed(write_manifest(tmp_path, GPU), "h200x2")
+    objects = ray(replace(one, tls=True, tls_files={"tls.crt": Path("/c.pem")}))
+    for each in objects:
+        check_schema(each)
+    service = objects[-1]["spec"]
+    (application,) = yaml.safe_load(service["serveConfigV2"])["applications"]
+    (deployment,) = application["deployments"]
+    (group,) = service["rayClusterConfig"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    assert deployment["ray_actor_options"]["num_gpus"] == container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert str(deployment["ray_actor_options"]["num_cpus"]) == container["resources"]["limits"]["cpu"]
+    source = objects[0]["data"]["slipway_ray.py"]
+    compile(source, "slipway_ray.py", "exec")
+    assert (
+        "SCHEME = 'https'" in source and '"/etc/slipway/manifest.yaml"' in source and application["route_prefix"] == "/"
+    )
+    assert "class Slipway" in source and deployment["name"] == "Slipway"

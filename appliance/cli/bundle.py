@@ -1,0 +1,89 @@
+"""`slipway bundle`, `slipway unpack` and `slipway sbom`: archives for machines without a network."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from appliance.bundle.build import Contents, total_bytes, write_bundle
+from appliance.bundle.index import BundleError
+from appliance.bundle.sbom import sbom
+from appliance.bundle.unpack import manifest_of, unpack, unpack_once
+from appliance.config import exits
+from appliance.config.environment import environment
+from appliance.config.problems import Problem, Refused
+from appliance.config.settings import Given, cache_folder, load
+from appliance.config.yaml_loader import Place
+from appliance.planning.memory import spell_bytes
+from appliance.planning.plan import Plan
+
+
+def bundle(options: argparse.Namespace, given: Given, plan: Plan) -> int:
+    """Write the bundle of a manifest. Raise Refused."""
+    path = options.output or Path(f"{options.manifest.stem}.bundle.tar")
+
+    def write() -> None:
+        bill = options.sbom.read_bytes() if options.sbom is not None else sbom(environment()).encode()
+        contents = Contents(bill, options.image, options.image_archive, options.sign)
+        index = write_bundle(load(given), plan, contents, path)
+        signed = ", signed" if options.sign is not None else ""
+        print(f"{path}: {len(index.files)} files, {spell_bytes(total_bytes(index.files))}{signed}")
+        print(f"serve it with: slipway serve --bundle {path}")
+
+    return _reported("bundle", path, write)
+
+
+def unpack_into(options: argparse.Namespace) -> int:
+    """Verify and unpack a bundle."""
+    folder = options.output or Path(options.bundle.name.removesuffix(".tar").removesuffix(".bundle"))
+
+    def write() -> None:
+        index = unpack(options.bundle, folder, options.public_key)
+        print(f"{folder}: {len(index.files)} files verified; serve it with: slipway serve {manifest_of(folder)}")
+        if index.image.archive:
+            print(f"load the image with: docker load -i {folder / index.image.archive}")
+        elif index.image.reference:
+            print(f"image: {index.image.reference}")
+
+    return _reported("unpack", options.bundle, write)
+
+
+def print_sbom(options: argparse.Namespace) -> int:
+    def write() -> None:
+        text = sbom(environment())
+        if options.output is None:
+            print(text, end="")
+        else:
+            options.output.write_text(text, encoding="utf-8")
+
+    return _reported("sbom", options.output or Path("standard output"), write)
+
+
+def unpacked(path: Path, key: Path | None) -> Path:
+    """Return the manifest of a bundle, unpacked in the cache folder. Raise Refused."""
+    cache = cache_folder(environment())
+    if cache is None:
+        message = "HOME and XDG_CACHE_HOME are not set; use `slipway unpack`, and serve its manifest"
+        raise Refused([Problem(Place(str(path)), "", message)])
+    try:
+        return manifest_of(unpack_once(path, cache / "bundles", key))
+    except (BundleError, OSError) as error:
+        raise Refused([Problem(Place(str(path)), "", _message(error, path))], exits.INTEGRITY) from error
+
+
+def _reported(command: str, path: Path, run: Callable[[], None]) -> int:
+    """Run and return the exit code; print one message for an error of a bundle or file."""
+    try:
+        run()
+    except (BundleError, OSError) as error:
+        message = _message(error, path)
+        name = "" if message.startswith(str(path)) else f"{path}: "
+        print(f"slipway {command}: {name}{message}", file=sys.stderr)
+        return exits.INTEGRITY.number
+    return exits.OK.number
+
+
+def _message(error: BundleError | OSError, path: Path) -> str:
+    if isinstance(error, BundleError):
+        return str(error).removeprefix(f"{path}: ")
+    return f"{error.filename or path}: {(error.strerror or str(error)).lower()}"

@@ -1,0 +1,177 @@
+"""Bundles: contents, verification, signatures and the bill of materials."""
+
+import hashlib
+import io
+import json
+import re
+import subprocess
+import tarfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from appliance.bundle.sbom import sbom, system_components
+from appliance.cli.main import main
+from appliance.config import exits
+
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "manifests" / "demo.yaml"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """A signed bundle of the demo with its key next to it."""
+    folder = tmp_path_factory.mktemp("bundle")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
+    (folder / "sbom.json").write_text("{}")
+    assert write(folder / "demo.bundle.tar", "--sign", str(folder / "key"), "--image", "registry/slipway:1") == 0
+    return folder / "demo.bundle.tar"
+
+
+def write(path, *options):
+    sbom = ["--sbom", str(path.parent / "sbom.json")]
+    return main(["bundle", str(DEMO), "-o", str(path), *sbom, *options])
+
+
+def unpack(path, out, *options):
+    return main(["unpack", str(path), "-o", str(out), *options])
+
+
+def rewritten(path, target, change):
+    """The archive with members changed by `change`: a function of name and data that returns both, or None."""
+    with tarfile.open(path) as old, tarfile.open(target, "w") as new:
+        for member in old.getmembers():
+            changed = change(member.name, old.extractfile(member).read())
+            if changed is not None:
+                member.name, data = changed
+                member.size = len(data)
+                new.addfile(member, io.BytesIO(data))
+    return target
+
+
+def test_an_unpacked_bundle_is_a_manifest_with_a_lock_that_holds(bundle, tmp_path, capsys):
+    assert unpack(bundle, tmp_path / "out", "--public-key", str(bundle.parent / "key.pub")) == 0
+    said = capsys.readouterr().out
+    assert "files verified" in said and "registry/slipway:1" in said
+    manifest = yaml.safe_load((tmp_path / "out" / "manifest.yaml").read_text())
+    assert manifest["model"] == {"source": {"path": "model"}, "names": ["demo"], "lock": "require"}
+    assert main(["lock", "--check", str(tmp_path / "out" / "manifest.yaml")]) == 0
+    index = json.loads((tmp_path / "out" / "slipway-bundle.json").read_text())
+    files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert files == {*index["files"], "slipway-bundle.json"}
+    for name, digest in index["files"].items():
+        data = (tmp_path / "out" / name).read_bytes()
+        assert digest == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}, name
+
+
+def test_equal_inputs_give_equal_archives(bundle, tmp_path):
+    for name in ("a.tar", "b.tar"):
+        (tmp_path / "sbom.json").write_text("{}")
+        assert write(tmp_path / name) == 0
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def flipped(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+CHANGES = {
+    "a weight": (
+        lambda name, data: (name, flipped(data) if name.endswith("safetensors") else data),
+        "model.safetensors",
+    ),
+    "the manifest": (lambda name, data: (name, flipped(data) if name == "manifest.yaml" else data), "manifest.yaml"),
+    "a longer file": (lambda name, data: (name, data + b" " if name == "manifest.lock" else data), "manifest.lock"),
+    "a missing file": (lambda name, data: None if name == "model/config.json" else (name, data), "model/config.json"),
+    "another name": (lambda name, data: (name.replace("config", "c0nfig"), data), "is not in the index"),
+    "a path outside": (lambda name, data: (name.replace("manifest.lock", "../x"), data), "is not in the index"),
+    "the index": (
+        lambda name, data: (name, data.replace(b'"model/', b'"../m/') if "json" in name else data),
+        "not a name",
+    ),
+    "no index": (lambda name, data: None if name == "slipway-bundle.json" else (name, data), "first file"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_bundle_is_refused_by_name_and_leaves_nothing(what, bundle, tmp_path, capsys):
+    change, said = CHANGES[what]
+    path = rewritten(bundle, tmp_path / "changed.tar", change)
+    assert unpack(path, tmp_path / "out") == exits.INTEGRITY.number
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() and [one.name for one in tmp_path.iterdir()] == ["changed.tar"]
+
+
+def test_a_link_or_truncated_archive_is_refused(bundle, tmp_path, capsys):
+    with tarfile.open(tmp_path / "link.tar", "w") as archive:
+        link = tarfile.TarInfo("slipway-bundle.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    assert unpack(tmp_path / "link.tar", tmp_path / "out") == exits.INTEGRITY.number
+    assert "only regular files" in capsys.readouterr().err
+    (tmp_path / "cut.tar").write_bytes(bundle.read_bytes()[:3_000_000])
+    assert unpack(tmp_path / "cut.tar", tmp_path / "out") == exits.INTEGRITY.number
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_required_signature_must_be_of_the_key_and_of_this_index(bundle, tmp_path, capsys):
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    key = str(bundle.parent / "key.pub")
+    assert unpack(bundle, tmp_path / "a", "--public-key", f"{other}.pub") == exits.INTEGRITY.number
+    assert "signature is not valid" in capsys.readouterr().err
+    unsigned = rewritten(bundle, tmp_path / "u.tar", lambda name, data: None if name.endswith("sig") else (name, data))
+    assert unpack(unsigned, tmp_path / "b", "--public-key", key) == exits.INTEGRITY.number
+    assert "is not signed" in capsys.readouterr().err
+    # An index that was changed together with its file has valid digests, but not the signature.
+    image = rewritten(bundle, tmp_path / "i.tar", lambda name, data: (name, data.replace(b"slipway:1", b"slipway:2")))
+    assert unpack(image, tmp_path / "c", "--public-key", key) == exits.INTEGRITY.number
+    assert unpack(image, tmp_path / "c") == 0, "without a key only digests are compared"
+
+
+def test_a_key_of_another_kind_and_existing_folders_are_one_message(bundle, tmp_path, capsys):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", tmp_path / "ec"], check=True)
+    (tmp_path / "sbom.json").write_text("{}")
+    assert write(tmp_path / "x.tar", "--sign", str(tmp_path / "ec")) == exits.INTEGRITY.number
+    assert "Ed25519" in capsys.readouterr().err and not (tmp_path / "x.tar").exists()
+    assert unpack(bundle, tmp_path) == exits.INTEGRITY.number
+    assert "exists" in capsys.readouterr().err
+    assert unpack(tmp_path / "nothing.tar", tmp_path / "y") == exits.INTEGRITY.number
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_an_image_archive_is_a_part_with_its_digest(tmp_path, capsys):
+    (tmp_path / "image").write_bytes(b"layers" * 1000)
+    (tmp_path / "sbom.json").write_text("{}")
+    assert write(tmp_path / "x.tar", "--image-archive", str(tmp_path / "image")) == 0
+    assert unpack(tmp_path / "x.tar", tmp_path / "y") == 0
+    assert (tmp_path / "y" / "image.tar").read_bytes() == b"layers" * 1000
+    assert "docker load -i" in capsys.readouterr().out
+
+
+def test_the_bill_of_materials_lists_every_distribution_with_its_version():
+    document = json.loads(sbom({"SOURCE_DATE_EPOCH": "0"}))
+    assert document["creationInfo"]["created"] == "1970-01-01T00:00:00Z"
+    assert document == json.loads(sbom({"SOURCE_DATE_EPOCH": "0"}))
+    packages = {one["externalRefs"][0]["referenceLocator"]: one for one in document["packages"]}
+    for name in ("torch", "numpy", "msgspec", "fastapi"):
+        assert packages[f"pkg:pypi/{name}@{version(name).replace('+', '%2B')}"]["versionInfo"] == version(name)
+    ids = [one["SPDXID"] for one in document["packages"]]
+    assert len(ids) == len(set(ids)) and all(re.fullmatch(r"SPDXRef-[A-Za-z0-9.-]+", one) for one in ids)
+    linked = {one["relatedSpdxElement"] for one in document["relationships"]}
+    assert linked == set(ids)
+
+
+def test_packages_of_debian_are_components(tmp_path):
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text('ID=debian\nVERSION_ID="12"\n')
+    status = "Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.36-9+deb12u1\n\n"
+    status += "Package: gone\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n"
+    (tmp_path / "var/lib/dpkg/status").write_text(status)
+    (one,) = system_components(tmp_path)
+    assert one.url == "pkg:deb/debian/libc6@2.36-9%2Bdeb12u1?arch=amd64&distro=debian-12"
+    assert list(system_components(tmp_path / "nothing")) == []
