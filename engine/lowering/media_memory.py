@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from engine.lowering.measures import attends, buffer_widths
 from engine.lowering.program import Program
 from engine.lowering.tower import Stage, TowerProgram, lower_tower
-from engine.models.parts import AudioEmbedding, AveragePool, AverageRows, Media, Merge
+from engine.models.media import step_embeddings
+from engine.models.parts import (
+    AttentionPool,
+    AudioEmbedding,
+    AveragePool,
+    AverageRows,
+    ClassRow,
+    Media,
+    Merge,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,8 @@ def tower_sizes(media: Media) -> TowerSizes:
                 elements += max(1, rows) * _elements(stage)
             else:
                 rows //= _rows(stage)
-                elements += rows * _rows(stage) * projector.width
+                copies = 3 if isinstance(stage, AttentionPool) else 1  # rows, keys and values
+                elements += rows * _rows(stage) * projector.width * copies
     return TowerSizes(patches, elements)
 
 
@@ -44,6 +54,8 @@ def _rows(stage: Stage) -> int:
             return side**2
         case AverageRows(count=count):
             return count
+        case ClassRow(rows=rows) | AttentionPool(rows=rows):
+            return rows
     return 1
 
 
@@ -59,7 +71,7 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
 
 def media_bytes(media: Media, step_tokens: int, cache_bytes: int, element_bytes: int) -> int:
     """Return the bytes of kept embeddings and of the largest step, whose embeddings are computed and then copied."""
-    step = step_tokens * (2 * media.width + tower_sizes(media).elements) * element_bytes
+    step = step_embeddings(media, step_tokens) * (2 * media.width + tower_sizes(media).elements) * element_bytes
     return cache_bytes + step
 
 

@@ -22,20 +22,19 @@ from engine.lowering.program import (
 from engine.models.media import (
     Activate,
     AudioEmbedding,
-    AveragePool,
-    AverageRows,
     Media,
     Merge,
     Project,
     Projector,
     ProjectorStep,
+    RowStep,
     Tower,
     block_path,
 )
-from engine.models.parts import MLP
+from engine.models.parts import MLP, LayerNorm, RMSNorm
 from engine.models.sources import join
 
-Stage = Program | Merge | AveragePool | AverageRows
+Stage = Program | RowStep
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
     lowering, stages, at = _StepLowering(ranks), list[Stage](), width
     pending: list[ProjectorStep] = []
     for step in projector.steps:
-        if not isinstance(step, Merge | AveragePool | AverageRows):
+        if not isinstance(step, RowStep):
             pending.append(step)
             continue
         if pending:
@@ -161,10 +160,10 @@ class _StepLowering(PartLowering):
                     y = Value(name=f"y{number}", width=step.hidden)
                     ops += self.mlp(step, join(root, step.name), x, y, "mlp")
                     x = y
-                case Merge() | AveragePool() | AverageRows():
-                    raise ValueError("rows are joined between programs")
-                case norm:
+                case LayerNorm() | RMSNorm() as norm:
                     y = Value(name=f"y{number}", width=norm.size)
                     ops.append(Normalize(x=x, y=y, weight=NormVector(norm=norm, path=root)))
                     x = y
+                case _:
+                    raise ValueError("rows are joined between programs")
         return Program(tuple(ops), x)

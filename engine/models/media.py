@@ -10,9 +10,11 @@ from dataclasses import replace
 from engine.models.parts import (
     MLP,
     Activate,
+    AttentionPool,
     AudioEmbedding,
     AveragePool,
     AverageRows,
+    ClassRow,
     GridPositions,
     GridRope,
     Media,
@@ -22,6 +24,7 @@ from engine.models.parts import (
     Project,
     Projector,
     ProjectorStep,
+    RowStep,
     StoredTensor,
     Tiles,
     Tower,
@@ -30,9 +33,11 @@ from engine.models.sources import Shapes, audio_sources, branch_sources, join, l
 
 __all__ = [
     "Activate",
+    "AttentionPool",
     "AudioEmbedding",
     "AveragePool",
     "AverageRows",
+    "ClassRow",
     "GridPositions",
     "GridRope",
     "Media",
@@ -42,13 +47,16 @@ __all__ = [
     "Project",
     "Projector",
     "ProjectorStep",
+    "RowStep",
     "StoredTensor",
     "Tiles",
     "Tower",
     "block_path",
     "media_sources",
     "media_tensors",
+    "pooling_heads",
     "projector_tensors",
+    "step_embeddings",
 ]
 
 
@@ -62,6 +70,21 @@ def tokens_per_image(media: Media) -> int:
     for step in media.projectors[0].steps:
         joined *= step.side if isinstance(step, Merge | AveragePool) else 1
     return (positions.side // joined) ** 2
+
+
+def step_embeddings(media: Media, step_tokens: int) -> int:
+    """Return the number of embeddings that the tower computes in a step with this many tokens of media. An embedding
+    of an image counts as all of its patches."""
+    if not media.is_vector:
+        return step_tokens
+    rows = [step.rows for one in media.projectors for step in one.steps if isinstance(step, ClassRow | AttentionPool)]
+    return max(1, step_tokens // max(rows))
+
+
+def pooling_heads(media: Media) -> tuple[tuple[AttentionPool, str], ...]:
+    """Return the pooling heads of all projectors with their paths."""
+    steps = ((step, one.root) for one in media.projectors for step in one.steps)
+    return tuple((step, join(root, step.name)) for step, root in steps if isinstance(step, AttentionPool))
 
 
 PREFIX_TEXT = 512  # tokens of text that a prompt with bidirectional attention has room for beside an image
@@ -108,7 +131,25 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
     found += [join(tower.root, tower.class_token)] if tower.class_token else []
     if isinstance(tower.patches, AudioEmbedding):
         found += audio_sources(tower.patches, tower.root)
+    for head, path in pooling_heads(media):
+        found += pooling_head_sources(head, path)
     return (*found, *(() if tiles is None else (tiles.newline,)))
+
+
+def pooling_head_sources(head: AttentionPool, path: str) -> Shapes:
+    """Return the tensors of a pooling head. Those of its attention have the names of torch.nn.MultiheadAttention."""
+    size, inside = head.hidden, join(path, "attention")
+    found: Shapes = {
+        join(path, "probe"): (1, 1, size),
+        join(inside, "in_proj_weight"): (3 * size, size),
+        join(inside, "in_proj_bias"): (3 * size,),
+        join(inside, "out_proj.weight"): (size, size),
+        join(inside, "out_proj.bias"): (size,),
+    }
+    found |= norm_sources(head.norm, path, (size,))
+    for linear in mlp_linears(head.mlp):
+        found |= linear_sources(linear, join(path, head.mlp.name))
+    return found
 
 
 def media_sources(media: Media) -> Shapes:
@@ -154,8 +195,10 @@ def _input_sources(tower: Tower) -> Shapes:
 
 def _step_sources(step: ProjectorStep, root: str) -> Shapes:
     match step:
-        case Merge() | AveragePool() | AverageRows() | Activate():
+        case Merge() | AveragePool() | AverageRows() | ClassRow() | Activate():
             return {}
+        case AttentionPool():
+            return pooling_head_sources(step, join(root, step.name))
         case Project(linear=linear):
             return linear_sources(linear, root)
         case MLP():

@@ -842,6 +842,8 @@ class Pooler:
     labels: tuple[str, ...] = ()
     dimensions: tuple[int, ...] = ()  # lengths to which a vector may be truncated before normalisation
     any_dimensions: bool = False
+    padding: int | None = None  # token with which texts are padded to the longest prompt (SigLIP)
+    canonical: Literal["", "lower", "words"] = ""  # texts are in lower case; words: and without punctuation
     whole: bool = True  # False: there are only vectors of single tokens (late interaction)
 
 
@@ -908,6 +910,7 @@ class PatchPositions:
     `fit` says how the table fits other grids:
 
     none      it does not: all images have the size of the table
+    bilinear  bilinear interpolation between the centres of patches, with antialiasing (SigLIP 2)
     corners   bilinear interpolation, with the corners of the grid at the corners of the table (Qwen3-VL)
     bicubic   bicubic interpolation between the centres of patches
     nearest   the row of the table whose share of the side has the patch's begin (Idefics3)
@@ -915,7 +918,7 @@ class PatchPositions:
 
     name: str
     side: int
-    fit: Literal["none", "corners", "bicubic", "nearest"] = "none"
+    fit: Literal["none", "bilinear", "corners", "bicubic", "nearest"] = "none"
     class_row: bool = False  # the table has a row for the class token, in the place of the token
     stored: tuple[int, ...] = ()  # shape in the checkpoint, if it is not [rows, hidden]
 
@@ -1002,6 +1005,26 @@ class AverageRows:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassRow:
+    """The row of the class token of each frame, which precedes the others."""
+
+    rows: int  # rows of an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPool:
+    """y = p + mlp(norm(p)), where p is the attention of a learned query, `probe`, to all rows of a frame (SigLIP).
+    Every rank computes it completely."""
+
+    hidden: int
+    heads: int
+    norm: LayerNorm
+    mlp: "MLP"
+    rows: int  # rows of an image of the usual size
+    name: str = "head"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Project:
     """y = act(x W^T (+ b))."""
 
@@ -1016,7 +1039,9 @@ class Activate:
     act: str
 
 
-ProjectorStep = Merge | AveragePool | AverageRows | Project | Activate | Norm | MLP
+RowStep = Merge | AveragePool | AverageRows | ClassRow | AttentionPool
+"""Steps after which there are fewer rows."""
+ProjectorStep = RowStep | Project | Activate | Norm | MLP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1074,6 +1099,9 @@ class Media:
     these blocks of the text model (Qwen3-VL)."""
     positions: GridPositions | None = None
     tiles: Tiles | None = None
+    is_vector: bool = False
+    """An item is a prompt of its own, of one token, and its only embedding is the vector of the prompt. The text model
+    does not read it (CLIP)."""
 
     @property
     def modalities(self) -> tuple[Modality, ...]:

@@ -242,7 +242,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
             states = allocate_states(text_model.states, config.scheduling.slots, snapshots or 0, device)
             if isinstance(text_model, TextModel) and text_model.pooler is not None:
-                runner = PooledRunner(text_model, form, pages, table, states)
+                runner = PooledRunner(text_model, form, pages, table, states, media)
             else:
                 drafts = None
                 if draft is not None and draft_model is not None:

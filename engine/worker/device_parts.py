@@ -47,7 +47,8 @@ class DeviceParts:
     def runner(self, pages: Tensor, graph_sizes: Sequence[int] = ()) -> DeviceRunner | PooledDeviceRunner:
         states = self.states if self.states.layout.layers else None
         if self.pooler is not None:
-            return PooledDeviceRunner(self.model, self.pooler, self.layout, pages, self.device_table, states)
+            parts = self.model, self.pooler, self.layout, pages, self.device_table
+            return PooledDeviceRunner(*parts, states, self.media)
         recorder = recorder_of(pages.device)
         tables = self.table, self.device_table
         return DeviceRunner(self.model, self.layout, pages, *tables, graph_sizes, recorder, states, self.media)
