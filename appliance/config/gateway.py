@@ -57,6 +57,14 @@ class LateReading(msgspec.Struct, frozen=True, kw_only=True):
     lengths: tuple[int, int]  # maximum tokens of a query and of a document
     skipped: tuple[str, ...] = ()  # document tokens that are not compared
     expands: bool = False  # queries are padded with mask tokens
+    prompts: tuple[str, str] = ("", "")
+    """Prompts of a query and of a document that is an image: {1} is the text, {2} the padding of a query, {bos} the
+    first token, {image} the placeholder. Empty for models of texts alone."""
+    padding: int = 0  # padding tokens that {2} is
+
+    @property
+    def reads_images(self) -> bool:
+        return bool(self.prompts[1])
 
 
 class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +86,9 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
     prompts: dict[str, str] = {}  # text prefixes by name
     default_prompt: str = ""  # name of the prefix of requests that name none; "": no prefix
     late: LateReading | None = None  # set for models that compare vectors of tokens
+    is_dual: bool = False  # texts and images have encoders of their own
+    padding: int | None = None  # token with which texts are padded to the longest prompt
+    canonical: Literal["", "lower", "words"] = ""  # texts are in lower case; words: and without punctuation
 
 
 class EncoderLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,11 +90,21 @@ def pooled_model(checkpoint: Checkpoint, max_input: int = 0) -> PooledModel | No
         prompts={} if modules is None else dict(modules.prompts),
         default_prompt="" if modules is None else modules.default_prompt,
         late=None if modules is None or modules.late is None else _late(modules.late),
+        is_dual=pooler.padding is not None or (checkpoint.model.media is not None and checkpoint.model.media.is_vector),
+        padding=pooler.padding,
+        canonical=pooler.canonical,
     )
 
 
 def _late(late: LateInteraction) -> LateReading:
-    return LateReading(markers=late.markers, lengths=late.lengths, skipped=late.skipped, expands=late.expands)
+    return LateReading(
+        markers=late.markers,
+        lengths=late.lengths,
+        skipped=late.skipped,
+        expands=late.expands,
+        prompts=late.prompts,
+        padding=late.padding,
+    )
 
 
 def _pairs(checkpoint: Checkpoint, pooler: Pooler) -> Pairs:

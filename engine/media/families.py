@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from engine.media.processor import AudioProcessor, Processor, VideoProcessor
 
 FAMILIES = {
+    "clip": "dual",
+    "colpali": "paligemma",
+    "colqwen2": "qwen_vl",
     "gemma3": "gemma3",
     "glm4v": "glm4v",
     "idefics3": "idefics3",
@@ -29,12 +32,17 @@ FAMILIES = {
     "qwen3_5_moe": "qwen_vl",
     "qwen3_vl": "qwen_vl",
     "qwen3_vl_moe": "qwen_vl",
+    "siglip": "dual",
+    "siglip2": "siglip2",
     "smolvlm": "idefics3",
 }
 """Module of engine.media with the function `declare`, by model type."""
 
 
 VIDEO_FAMILIES = {
+    "clip": "dual",
+    "colpali": "paligemma",
+    "colqwen2": "qwen_vl",
     "internvl": "internvl_video",
     "qwen2_5_vl": "qwen_video",
     "qwen2_vl": "qwen_video",
@@ -45,7 +53,7 @@ VIDEO_FAMILIES = {
 }
 AUDIO_FAMILIES = {"qwen2_audio": "qwen_audio"}
 """Modules of processors of videos and audio."""
-ANY_SIZE = frozenset(("glm4v", "idefics3", "pixtral", "qwen_video", "qwen_vl"))
+ANY_SIZE = frozenset(("glm4v", "idefics3", "pixtral", "qwen_video", "qwen_vl", "siglip2"))
 """Modules of models that read images of any size, so that a request may replace `size`. The towers of others read only
 the size of the checkpoint's settings."""
 

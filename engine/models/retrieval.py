@@ -33,8 +33,8 @@ class _Kind:
 _KINDS = {
     "ColPaliForRetrieval": _Kind(
         "PaliGemmaForConditionalGeneration",
-        "<image><bos>{1}\n",
-        "<bos>{0}{1}{2}\n",
+        "{image}{bos}{1}\n",
+        "{bos}{0}{1}{2}\n",
         "Describe the image.",
         "Question: ",
     ),

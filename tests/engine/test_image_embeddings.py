@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from engine.api.config import TaskConfig
 from engine.api.errors import RequestError
 from engine.api.messages import Pooling
-from engine.llm import LLM, MediaPrompt
+from engine.llm import MediaPrompt
 from engine.models.checkpoint import check_tensors, read_checkpoint
 from engine.models.media import media_sources
 from kernels.cpu.library import best

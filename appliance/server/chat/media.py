@@ -62,7 +62,8 @@ def media_text(tokens: Mapping[Modality, Tokens], tokenizer: Tokenizer, template
     """
     known: dict[Modality, Known] = {}
     for kind, one in tokens.items():
-        token_id = tokenizer.convert_tokens_to_ids(one.image)
+        # An image of a model with an encoder of its own has no token.
+        token_id = tokenizer.convert_tokens_to_ids(one.image) if one.image else 0
         if token_id is None:
             raise CheckpointError(f"the tokenizer has no token {one.image!r}, which the {kind} processor names")
         known[kind] = Known(one, token_id)
@@ -87,19 +88,22 @@ def part_modality(part: Any) -> Modality | None:
 
 
 def chat_media(
-    messages: Sequence[dict[str, Any]], known: Mapping[Modality, Known], options: Mapping[str, Any] | None = None
+    messages: Sequence[dict[str, Any]],
+    known: Mapping[Modality, Known],
+    options: Mapping[str, Any] | None = None,
+    where: str = "messages",
 ) -> Iterator[MediaPart]:
     """Yield the media of chat messages that the model reads, in order. options: settings of the processor that the
-    request replaces. Raise RequestError for an invalid part."""
-    chosen = "" if options is None else _options_text(options)
+    request replaces. where: path of the messages. Raise RequestError for an invalid part."""
+    chosen = "" if options is None else options_text(options)
     for at, message in enumerate(messages):
         content = message.get("content")
         for index, part in enumerate(content if isinstance(content, list) else ()):
             if part_modality(part) in known:
-                yield media_part(part, f"messages.{at}.content.{index}", chosen)
+                yield media_part(part, f"{where}.{at}.content.{index}", chosen)
 
 
-def _options_text(options: Mapping[str, Any]) -> str:
+def options_text(options: Mapping[str, Any]) -> str:
     """Return mm_processor_kwargs as JSON with sorted keys, or an empty text for none. Raise RequestError."""
     try:
         given = given_options(options)

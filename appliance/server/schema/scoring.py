@@ -57,8 +57,10 @@ class ScoreRequest(ScoringFields):
 def _document(value: Any) -> Any:
     """Convert `{text}`, a document in Cohere's and Jina's APIs.
 
-    A message part also has a text but is not a document.
+    A message part also has a text but is not a document; a part of media is.
     """
+    if isinstance(value, dict) and value.get("type") in ("image_url", "input_image") and "content" not in value:
+        return {"content": [value]}
     if isinstance(value, dict) and isinstance(value.get("text"), str) and "type" not in value:
         return {"content": value["text"]}
     return value
