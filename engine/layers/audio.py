@@ -59,3 +59,21 @@ def spectrogram_rows(layer: AudioLayer, item: Mapping[str, Tensor], dtype: torch
             f"{layer.part.mels} bands and up to {longest} frames"
         )
     return layer.embed(features.unsqueeze(0), dtype)[: (frames - 1) // 2 + 1]
+
+
+def window_rows(
+    layer: AudioLayer, item: Mapping[str, Tensor], dtype: torch.dtype
+) -> tuple[Tensor, tuple[tuple[int, int, int], ...]]:
+    """Return the embeddings of complete windows, [windows · positions, hidden], and their grid (windows, 1, positions).
+
+    item: `input_features` [windows, mels, frames]. Raises ValueError for other tensors."""
+    if "input_features" not in item:
+        raise ValueError(f"an item of media has {', '.join(item)}; the tower reads input_features")
+    features, part = item["input_features"], layer.part
+    features = features.reshape(-1, *features.shape[-2:])
+    if features.shape[1:] != (part.mels, part.frames) or not len(features):
+        raise ValueError(
+            f"spectrograms have the shape {list(features.shape)}; the tower reads windows of {part.mels} bands and "
+            f"{part.frames} frames"
+        )
+    return layer.embed(features, dtype), ((len(features), 1, part.positions),)

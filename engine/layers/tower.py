@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.attention_pool import AttentionPoolLayer
-from engine.layers.audio import AudioLayer, spectrogram_rows
+from engine.layers.audio import AudioLayer, spectrogram_rows, window_rows
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import Loadable
 from engine.layers.patches import (
@@ -31,6 +31,7 @@ from engine.models.media import (
     AveragePool,
     AverageRows,
     ClassRow,
+    JoinRows,
     Media,
     Merge,
     media_tensors,
@@ -126,6 +127,8 @@ class TowerModel:
         """Return the pixels of an item's patches, or the embeddings of its spectrogram, and its grids."""
         if self.audio is None:
             return pixel_rows(self.media.tower, item, cropped=self.media.tiles is None)
+        if self.audio.part.complete:
+            return window_rows(self.audio, item, self.target.dtype)
         rows = spectrogram_rows(self.audio, item, self.target.dtype)
         return rows, ((1, 1, len(rows)),)
 
@@ -218,6 +221,8 @@ class TowerModel:
                     x = squares.mean(1)
                 case AverageRows(count=size):
                     x, grids = averaged(x, grids, size)
+                case JoinRows(count=size):
+                    x, grids = x.reshape(-1, size * x.shape[1]), tuple((n, 1, rows // size) for n, _, rows in grids)
                 case ClassRow():
                     frames = torch.split(x, [high * wide + 1 for count, high, wide in grids for _ in range(count)])
                     x, grids = torch.stack([frame[0] for frame in frames]), tuple((of[0], 1, 1) for of in grids)

@@ -16,6 +16,7 @@ from engine.models.parts import (
     AveragePool,
     AverageRows,
     ClassRow,
+    JoinRows,
     Media,
     Merge,
 )
@@ -52,7 +53,7 @@ def _rows(stage: Stage) -> int:
     match stage:
         case Merge(side=side) | AveragePool(side=side):
             return side**2
-        case AverageRows(count=count):
+        case AverageRows(count=count) | JoinRows(count=count):
             return count
         case ClassRow(rows=rows) | AttentionPool(rows=rows):
             return rows

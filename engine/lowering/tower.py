@@ -22,6 +22,7 @@ from engine.lowering.program import (
 from engine.models.media import (
     Activate,
     AudioEmbedding,
+    JoinRows,
     Media,
     Merge,
     Project,
@@ -129,7 +130,7 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
             stages.append(program)
             at, pending = program.out.width, []
         stages.append(step)
-        at *= step.side**2 if isinstance(step, Merge) else 1
+        at *= step.side**2 if isinstance(step, Merge) else step.count if isinstance(step, JoinRows) else 1
     if pending:
         stages.append(lowering.program(pending, projector.root, at))
     return ProjectorProgram(first, width, tuple(stages))

@@ -17,7 +17,7 @@ from engine.api.errors import CheckpointError, TaskError
 from engine.api.files import INDEX_BYTES, read_json_object
 from engine.formats.registry import settings_files
 from engine.gguf.file import find_gguf
-from engine.models import dual_encoders, qwen2_audio
+from engine.models import dual_encoders
 from engine.models.activations import check_parts
 from engine.models.adapters import Adapter
 from engine.models.assumed import UNSAID, assumed_tensors, assumptions
@@ -29,7 +29,7 @@ from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.media import media_sources
 from engine.models.modules import Modules, read_modules
-from engine.models.multimodal import media_architecture, placed, with_media
+from engine.models.multimodal import AUDIO, media_architecture, placed, with_media
 from engine.models.parts import Model
 from engine.models.quantized import Quantization, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
@@ -100,7 +100,7 @@ def read_checkpoint(
     if retrieval:
         written = inner_config(outer)
     media = "" if task.text_only or blocks is not None else media_architecture(written)
-    wanted = task.audio if media in qwen2_audio.ARCHITECTURES else task.images
+    wanted = task.audio if media in AUDIO else task.images
     without_tower = bool(media) and not wanted and not has_prefix_attention(written)
     text_only, media = (task.text_only and not is_dual) or without_tower, "" if without_tower else media
     if text_only and has_prefix_attention(written):

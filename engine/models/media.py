@@ -17,6 +17,7 @@ from engine.models.parts import (
     ClassRow,
     GridPositions,
     GridRope,
+    JoinRows,
     Media,
     Merge,
     Patches,
@@ -40,6 +41,7 @@ __all__ = [
     "ClassRow",
     "GridPositions",
     "GridRope",
+    "JoinRows",
     "Media",
     "Merge",
     "PatchPositions",
@@ -195,7 +197,7 @@ def _input_sources(tower: Tower) -> Shapes:
 
 def _step_sources(step: ProjectorStep, root: str) -> Shapes:
     match step:
-        case Merge() | AveragePool() | AverageRows() | ClassRow() | Activate():
+        case Merge() | AveragePool() | AverageRows() | JoinRows() | ClassRow() | Activate():
             return {}
         case AttentionPool():
             return pooling_head_sources(step, join(root, step.name))

@@ -20,15 +20,19 @@ from engine.models import (
     mistral3,
     qwen2_audio,
     qwen_vl,
+    voxtral,
 )
 from engine.models.media import Media, Projector, projector_tensors
 from engine.models.parts import AudioEmbedding, Model
 from engine.models.sources import join
 from engine.models.text_only import text_decoder
 
+AUDIO = (*qwen2_audio.ARCHITECTURES, *voxtral.ARCHITECTURES)
+"""Architectures whose only media are audio clips."""
 DeclareMedia = Callable[[Mapping[str, Any], int], Media]
 FAMILIES = (
     *(gemma_media, glm4v, idefics3, internvl, kimi_vl, llama4_media, llava, llava_next, mistral3, qwen2_audio, qwen_vl),
+    voxtral,
 )
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 

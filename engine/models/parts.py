@@ -768,6 +768,7 @@ class AudioEmbedding:
     convolutions: tuple[str, str] = ("conv1", "conv2")
     table: str = "embed_positions"
     name: str = ""  # prefix of the names
+    complete: bool = False  # an item is one or more complete windows, without a mask
 
     @property
     def frames(self) -> int:
@@ -1005,6 +1006,13 @@ class AverageRows:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JoinRows:
+    """Join `count` consecutive rows of a frame side by side."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassRow:
     """The row of the class token of each frame, which precedes the others."""
 
@@ -1039,7 +1047,7 @@ class Activate:
     act: str
 
 
-RowStep = Merge | AveragePool | AverageRows | ClassRow | AttentionPool
+RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | AttentionPool
 """Steps after which there are fewer rows."""
 ProjectorStep = RowStep | Project | Activate | Norm | MLP
 

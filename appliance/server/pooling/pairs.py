@@ -32,7 +32,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The texts and images of both sides, and the pairs to compare as (index on the first side, index on the second side)."""
+    """The texts and images of both sides, and the pairs to compare as (index on the first side, on the second)."""
 
     names: Names
     first: tuple[Content, ...]

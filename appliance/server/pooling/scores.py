@@ -110,12 +110,9 @@ def plan_scores(body: ScoreRequest | RerankRequest, served: Served) -> ScorePlan
     count = len(compared.first)
     lengths = [(len(prompts[left].ids), len(prompts[count + right].ids)) for left, right in compared.pairs]
     task = Pooling("embed" if "embed" in served.config.tasks else "token_embed", activate=body.use_activation)
-    late = facts(served.config).late
-    keeps = (
-        None
-        if late is None or late.reads_images
-        else partial(late_compared, late=late, tokenizer=served.text.tokenizer)
-    )
+    late, keeps = facts(served.config).late, None
+    if late is not None and not late.reads_images:
+        keeps = partial(late_compared, late=late, tokenizer=served.text.tokenizer)
     return ScorePlan(submits(prompts, task, conditions, served), sum(map(sum, lengths)), compared, vectors, keeps)
 
 

@@ -19,7 +19,13 @@ class Parts(Wire):
     content: str | list[dict[str, Any]]
 
 
-Side = str | Parts
+def _with_parts(value: Any) -> Any:
+    """Convert an image, which is one content part."""
+    is_part = isinstance(value, dict) and value.get("type") in ("image_url", "input_image")
+    return {"content": [value]} if is_part else value
+
+
+Side = Annotated[str | Parts, BeforeValidator(_with_parts)]
 Sides = Side | list[Side]
 
 
@@ -57,10 +63,8 @@ class ScoreRequest(ScoringFields):
 def _document(value: Any) -> Any:
     """Convert `{text}`, a document in Cohere's and Jina's APIs.
 
-    A message part also has a text but is not a document; a part of media is.
+    A message part also has a text but is not a document.
     """
-    if isinstance(value, dict) and value.get("type") in ("image_url", "input_image") and "content" not in value:
-        return {"content": [value]}
     if isinstance(value, dict) and isinstance(value.get("text"), str) and "type" not in value:
         return {"content": value["text"]}
     return value
