@@ -112,6 +112,13 @@ class SpeechModel(msgspec.Struct, frozen=True, kw_only=True):
     suppressed_first: tuple[int, ...] = ()  # nor as the first token of a transcript
 
 
+class Transcriber(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt with which a decoder transcribes audio."""
+
+    prompt: str  # {audio} is the placeholder of the recording, {language} the language
+    language: str  # text of a language with the code {code}; without a language, it is empty
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of the gateway: the sections of the manifest that it reads, and values that planning computes.
     Durations are in seconds, sizes in bytes. Keys of the sections that only engines read, and paths as they are
@@ -135,6 +142,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pooled: PooledModel | None = None  # set unless the only task is generation
     encoder: EncoderLimits | None = None  # set for encoder-decoder models
     speech: SpeechModel | None = None  # set for speech models
+    transcriber: Transcriber | None = None  # set for decoders that transcribe audio
     modalities: tuple[Modality, ...] = ()  # of prompts beside text, as far as `limits.media` permits them
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning

@@ -23,7 +23,7 @@ from appliance.config.version import __version__
 from appliance.planning.choice import Choice, refuse
 from appliance.planning.output_format import model_type
 from appliance.planning.pooled import pooled_model, tasks_of
-from appliance.planning.speech import speech_model
+from appliance.planning.speech import speech_model, transcriber
 from appliance.planning.targets import passed_on
 from engine.api.media import Modality
 from engine.media.families import known_modalities
@@ -96,6 +96,7 @@ def gateway_config(
         pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
         encoder=encoder,
         speech=speech_model(checkpoint),
+        transcriber=transcriber(checkpoint),
         modalities=_modalities(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,

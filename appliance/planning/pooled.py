@@ -9,6 +9,7 @@ from appliance.config.gateway import LateReading, PooledModel, Task
 from appliance.config.manifest import Manifest
 from appliance.config.settings import Settings
 from appliance.planning.choice import Choice, refuse
+from appliance.planning.speech import transcriber
 from appliance.planning.targets import passed_on
 from engine.api.config import TaskConfig
 from engine.models.checkpoint import Checkpoint
@@ -65,7 +66,7 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     if checkpoint.model.audio is not None:
         return ("transcribe",)
     if pooler is None:
-        return ("generate",)
+        return ("generate",) if transcriber(checkpoint) is None else ("generate", "transcribe")
     if pooler.task == "embed":
         return ("embed", "token_embed", "score") if pooler.whole else ("token_embed", "score")
     if pooler.task == "token_classify":

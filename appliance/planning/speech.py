@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from appliance.config.gateway import SpeechModel
+from appliance.config.gateway import SpeechModel, Transcriber
+from engine.models import voxtral
 from engine.models.checkpoint import Checkpoint
 
 ENGLISH_VOCABULARY = 51_864
@@ -27,6 +28,14 @@ def speech_model(checkpoint: Checkpoint) -> SpeechModel | None:
         suppressed=tuple(_ids(checkpoint, "suppress_tokens")),
         suppressed_first=tuple(_ids(checkpoint, "begin_suppress_tokens")),
     )
+
+
+def transcriber(checkpoint: Checkpoint) -> Transcriber | None:
+    """Return the prompt of a decoder that transcribes audio, or None for other models."""
+    if checkpoint.model.media is None or checkpoint.architecture not in voxtral.ARCHITECTURES:
+        return None
+    prompt, language = voxtral.TRANSCRIPTION
+    return Transcriber(prompt=prompt, language=language)
 
 
 def _ids(checkpoint: Checkpoint, key: str) -> Iterator[int]:

@@ -40,9 +40,6 @@ FAMILIES = {
 
 
 VIDEO_FAMILIES = {
-    "clip": "dual",
-    "colpali": "paligemma",
-    "colqwen2": "qwen_vl",
     "internvl": "internvl_video",
     "qwen2_5_vl": "qwen_video",
     "qwen2_vl": "qwen_video",

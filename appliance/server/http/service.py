@@ -162,7 +162,8 @@ def _media_loader(config: GatewayConfig) -> "MediaLoader | None":
         return None
     from appliance.media.loader import MediaLoader  # needs httpx
 
-    seconds = 0.0 if config.speech is None else config.limits.max_audio_seconds
+    transcribes = config.speech is not None or config.transcriber is not None
+    seconds = config.limits.max_audio_seconds if transcribes else 0.0
     return MediaLoader(config.model, config.limits.media, max_audio_seconds=seconds)
 
 

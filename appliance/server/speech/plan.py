@@ -102,7 +102,7 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
     assert model is not None, "the routes exist only for speech models"
     tokens = SpeechTokens(served.text.tokenizer, model)
     translates = isinstance(body, TranslationRequest)
-    _check(body)
+    check_fields(body)
     if translates and not tokens.languages:
         raise RequestError("This model transcribes English only and cannot translate. Use another model.", "model")
     if (
@@ -131,7 +131,8 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
     )
 
 
-def _check(body: SpeechFields) -> None:
+def check_fields(body: SpeechFields) -> None:
+    """Raise RequestError for values that no speech model accepts."""
     check_truncation(body.top_p, body.min_p)
     check_repetition(body.repetition_penalty)
     check_penalty("presence_penalty", body.presence_penalty)

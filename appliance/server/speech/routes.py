@@ -17,6 +17,7 @@ from appliance.server.http.pipeline import Call, as_json, log_request, receive, 
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service, service_of
 from appliance.server.http.sse import EventStream, guarded, record
 from appliance.server.schema.speech import SpeechFields, TranscriptionRequest, TranslationRequest
+from appliance.server.speech.decoder import transcribe
 from appliance.server.speech.form import FILE, form_body, read_form
 from appliance.server.speech.formats import Segment, joined, srt, verbose_segment, vtt
 from appliance.server.speech.plan import SpeechPlan, language_name, plan_speech
@@ -144,6 +145,8 @@ async def create_transcript(service: Service, request: Request, body: SpeechFiel
 
     call = receive(service, request, body.model, kind)
     log_request(call, body, {"prompt"})
+    if service.config.transcriber is not None:
+        return await transcribe(call, request, body, data)
     plan = await asyncio.to_thread(plan_speech, body, call.context)
     samples = await until_disconnect(request, _samples(service, data))
     made = _Request(call, body, Recognizer(plan, samples, _runner(call)))
