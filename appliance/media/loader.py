@@ -20,6 +20,7 @@ from appliance.media.part import DONE, EXHAUSTED, LoadedMedia, MediaPart
 from appliance.media.sources import SourceError, Sources
 from appliance.runtime.limited_processes import LimitExceeded, ProcessPool
 from engine.api.errors import RequestError
+from engine.media.formats import check_format
 from engine.media.processed import MediaError, Processed
 from engine.media.spectrogram import SAMPLE_RATE, Samples
 
@@ -116,6 +117,7 @@ class MediaLoader:
             if not part.url:
                 return self._named(part, owner)
             files = await self._sources.read(part.url, part.kind)
+            check_format(files[0], part.format)
             digest = await asyncio.to_thread(_digest, files)
             key = (digest, part.kind, part.options)
             found = self._cache.get(key)

@@ -286,7 +286,8 @@ def input_media(body: PromptRequest, served: Served) -> Iterator[MediaPart]:
             content = message_content(messages, place, served, options)
             yield from (content,) if isinstance(content, MediaPart) else ()
         else:
-            yield from chat_media(messages, served.text.known_media, body.mm_processor_kwargs, place)
+            given = body.mm_processor_kwargs, place, body.media_io_kwargs
+            yield from chat_media(messages, served.text.known_media, *given)
 
 
 def _late(given: Any, side: Side, late: LateReading, conditions: Terms, served: Served) -> list[int]:

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -45,9 +46,8 @@ def check_decoder(body: SpeechFields) -> None:
             "response_format",
         )
     if isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities:
-        raise RequestError(
-            "This model has no timestamps. Leave out timestamp_granularities.", "timestamp_granularities"
-        )
+        message = "This model has no timestamps. Leave out timestamp_granularities."
+        raise RequestError(message, "timestamp_granularities")
     if body.prompt and body.prompt.strip():
         raise RequestError("This model has no prompt before a recording. Leave it out.", "prompt")
 
@@ -60,9 +60,7 @@ def plan_decoder(body: SpeechFields, served: Served, item: Processed) -> Submit:
     placeholder = text.known_media["audio"].tokens.placeholder
     prompt = form.prompt.replace("{audio}", placeholder).replace("{language}", _language(body.language, form))
     try:
-        found = expand(
-            prompt, [item], text.known_media, lambda piece: text.tokenizer.encode(piece, add_special_tokens=False)
-        )
+        found = expand(prompt, [item], text.known_media, partial(text.tokenizer.encode, add_special_tokens=False))
     except MediaPromptError as error:
         raise RequestError(str(error), FILE) from None
     check_length(len(found.ids) + 1, config.max_context, param=FILE)
@@ -134,8 +132,6 @@ class Transcription:
                     self.finished = self.finished or delta.finish is not None
             if not self.finished:
                 raise EngineFailed
-            if rest := decoder.finish():
-                yield rest
         finally:
             self._count()
 
