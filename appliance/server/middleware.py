@@ -268,7 +268,7 @@ class Auth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] == "http" and not self._is_open(scope)
         if guarded and self.service.keys:
-            key = scope["state"]["key"] = self._key(Headers(scope=scope))
+            key = scope["state"]["key"] = key_of(self.service, Headers(scope=scope))
             scope["state"]["owner"] = key.owner
         await self.app(scope, receive, send)
 
@@ -284,20 +284,21 @@ class Auth:
         invokes = method == "POST" and path == "/invocations" and config.endpoints.invocations_without_key
         return path in OPEN or method == "OPTIONS" or reads_page or invokes or _is_health(self.service, scope)
 
-    def _key(self, headers: Headers) -> ApiKey:
-        """Return the given key. Raise Unauthorized without a valid one."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-        # Compare every key with every header in constant time, so that the duration reveals nothing about the keys.
-        found = None
-        for text in given:
-            digest = hashlib.sha256(text.encode("latin-1")).digest()
-            for known in self.service.keys:
-                if hmac.compare_digest(digest, known.digest):
-                    found = known
-        if found is None:
-            raise Unauthorized
-        return found
+
+def key_of(service: Service, headers: Headers) -> ApiKey:
+    """Return the API key in the headers. Raise Unauthorized without a valid one."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+    # Compare every key with every header in constant time, so that the duration reveals nothing about the keys.
+    found = None
+    for text in given:
+        digest = hashlib.sha256(text.encode("latin-1")).digest()
+        for known in service.keys:
+            if hmac.compare_digest(digest, known.digest):
+                found = known
+    if found is None:
+        raise Unauthorized
+    return found
 
 
 class Allowance:

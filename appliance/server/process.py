@@ -296,12 +296,16 @@ class Server(uvicorn.Server):
         return True
 
 
+MAX_EVENT = 1 << 24  # bytes of a message of a WebSocket
+
+
 def build_server(app: FastAPI, service: Service) -> Server:
     config = uvicorn.Config(
         app,
         loop="uvloop",
         http="httptools",
-        ws="none",
+        ws="wsproto",
+        ws_max_size=MAX_EVENT,
         lifespan="off",
         log_config=None,
         access_log=False,

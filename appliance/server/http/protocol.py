@@ -10,12 +10,14 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import httptools
 from starlette.responses import Response
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 from appliance.config.gateway import GatewayConfig
 from appliance.server.errors.api import ApiError, BadRequest, HeadTooLarge, RequestTimeout, error_response
@@ -55,6 +57,22 @@ class _CycleTransport:
         self._protocol.close_gently()
 
 
+WEBSOCKET_PATH = b"/v1/realtime"
+
+
+class WebSocketProtocol(WSProtocol):
+    """WebSocket of one connection, which its HTTP protocol opened."""
+
+    def __init__(self, lost: Callable[[], None], **arguments: Any) -> None:
+        """lost: called when the connection is closed."""
+        super().__init__(**arguments)
+        self._lost = lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._lost()
+
+
 class HttpProtocol(HttpToolsProtocol):
     """HTTP protocol of one connection."""
 
@@ -81,6 +99,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._ignores_input = False
         self._served = False
         self._timer: asyncio.TimerHandle | None = None
+        self.ws_protocol_class = partial(WebSocketProtocol, self._lost)  # type: ignore[assignment]
 
     # Connection
 
@@ -89,6 +108,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._connection.transport = transport
         self._idle_since = self.loop.time()
         self._set_timer()
+
+    def _lost(self) -> None:
+        """Called when the connection that another protocol took over is closed."""
+        self._table.remove(self._connection)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -156,8 +179,11 @@ class HttpProtocol(HttpToolsProtocol):
             self._check_head()
         except _TooLarge:
             self._refuse_head()
-        except httptools.HttpParserUpgrade:  # handled as if no upgrade had been requested
-            self._ignores_input = True
+        except httptools.HttpParserUpgrade:
+            if self._opens_websocket():
+                self.handle_websocket_upgrade()
+                return False
+            self._ignores_input = True  # handled as if no upgrade had been requested
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, _TooLarge):
                 self._refuse_head()
@@ -205,8 +231,21 @@ class HttpProtocol(HttpToolsProtocol):
         if self._receiving == "head":  # trailers are not used
             super().on_header(name, value)
 
+    def _should_upgrade_to_ws(self) -> bool:
+        path = self.url.partition(b"?")[0]
+        return path == WEBSOCKET_PATH and not self._busy and self.parser.get_method() == b"GET"
+
+    def _opens_websocket(self) -> bool:
+        return self.parser.should_upgrade() and self._should_upgrade()
+
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        if self._opens_websocket():
+            self._receiving = "nothing"
+            if self._timer is not None:
+                self._timer.cancel()
+            self._table.set_busy(self._connection)
+            return
         self._receiving, self._since = "body", self.loop.time()
         self._head_bytes = self._line_bytes = self._num_headers = 0
         self._served = True

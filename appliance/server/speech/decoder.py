@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +20,9 @@ from appliance.server.errors.api import BadRequest, EngineFailed, Unavailable, e
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.pipeline import Call, as_json, route
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
-from appliance.server.http.sse import EventStream, guarded, record
+from appliance.server.http.sse import EventStream, guarded
 from appliance.server.schema.speech import SpeechFields, TranscriptionRequest, TranslationRequest
+from appliance.server.speech.events import transcript_events
 from appliance.server.speech.form import FILE
 from appliance.server.speech.languages import LANGUAGES, language_code
 from appliance.server.speech.plan import check_fields
@@ -160,19 +161,6 @@ class Transcription:
         return {"type": "duration", "seconds": math.ceil(self.seconds)}
 
 
-async def _events(made: Transcription, pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
-    """Yield the events of a stream, whose deltas together are the text without the spaces around it."""
-    text = held = ""
-    async for piece in pieces:
-        whole = held + piece if text else piece.lstrip()
-        delta = whole.rstrip()
-        held = whole[len(delta) :] if delta or text else ""
-        if delta:
-            text += delta
-            yield record({"type": "transcript.text.delta", "delta": delta})
-    yield record({"type": "transcript.text.done", "text": text, "usage": made.usage})
-
-
 async def audio_item(service: Service, data: bytes) -> Processed:
     """Return the processed recording. Raise BadRequest."""
     assert service.media is not None, "the model reads audio"
@@ -188,7 +176,8 @@ async def transcribe(call: Call, request: Request, body: SpeechFields, data: byt
     made = Transcription(call, plan_decoder(body, call.context, item), item.seconds)
     if body.stream:
         pieces = made.pieces()
-        records = guarded(_events(made, pieces), lambda error: error_object(error, call.identity.request_id))
+        events = transcript_events(pieces, lambda: made.usage)
+        records = guarded(events, lambda error: error_object(error, call.identity.request_id))
         return EventStream(records, aclosing(pieces), pause_s=call.service.config.endpoints.stream_keep_alive)
     text = await until_disconnect(request, made.whole())
     if body.response_format == "text":

@@ -103,6 +103,10 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
     tokens = SpeechTokens(served.text.tokenizer, model)
     translates = isinstance(body, TranslationRequest)
     check_fields(body)
+    if isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities:
+        raise RequestError(
+            "timestamp_granularities: word is not supported; segments have timestamps.", "timestamp_granularities"
+        )
     if translates and not tokens.languages:
         raise RequestError("This model transcribes English only and cannot translate. Use another model.", "model")
     if (
@@ -145,10 +149,6 @@ def check_fields(body: SpeechFields) -> None:
         raise RequestError(
             f"response_format {body.response_format} cannot be streamed. Use json or text, or leave out stream.",
             "response_format",
-        )
-    if isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities:
-        raise RequestError(
-            "timestamp_granularities: word is not supported; segments have timestamps.", "timestamp_granularities"
         )
 
 
