@@ -115,8 +115,9 @@ class SpeechModel(msgspec.Struct, frozen=True, kw_only=True):
 class Transcriber(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt with which a decoder transcribes audio."""
 
-    prompt: str  # {audio} is the placeholder of the recording, {language} the language
-    language: str  # text of a language with the code {code}; without a language, it is empty
+    prompt: str  # {audio} is the placeholder of the recording, {language} the language, {prompt} a text of the request
+    language: str  # text of a language with the code {code} or the name {name}; without a language, it is empty
+    marker: str = ""  # text before the transcript, in a reply to a prompt without a language
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

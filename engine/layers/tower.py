@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.attention_pool import AttentionPoolLayer
-from engine.layers.audio import AudioLayer, spectrogram_rows, window_rows
+from engine.layers.audio import AudioLayer, ChunkedAudioLayer, audio_layer
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import Loadable
 from engine.layers.patches import (
@@ -27,13 +27,13 @@ from engine.lowering.program import Program
 from engine.lowering.tower import ProjectorProgram, lower_tower
 from engine.models.media import (
     AttentionPool,
-    AudioEmbedding,
     AveragePool,
     AverageRows,
     ClassRow,
     JoinRows,
     Media,
     Merge,
+    Patches,
     media_tensors,
     pooling_heads,
 )
@@ -44,7 +44,7 @@ from engine.models.sources import join
 class TowerModel:
     """A tower and its projectors on one rank. Immutable after `load`."""
 
-    audio: AudioLayer | None = None
+    audio: AudioLayer | ChunkedAudioLayer | None = None
     positions: Tensor | None = None  # [rows, hidden]
     class_token: Tensor | None = None  # [hidden]
     newline: Tensor | None = None  # [hidden of the text model]
@@ -56,8 +56,8 @@ class TowerModel:
         self.media, self.target = media, target
         self.program = lower_tower(media, world.size)
         self.tensors = media_tensors(media)
-        if isinstance(media.tower.patches, AudioEmbedding):
-            self.audio = AudioLayer(media.tower.patches, media.tower.root)
+        if not isinstance(media.tower.patches, Patches):
+            self.audio = audio_layer(media.tower.patches, media.tower.root)
         self.heads = {part: AttentionPoolLayer(part, path) for part, path in pooling_heads(media)}
         self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
 
@@ -127,10 +127,7 @@ class TowerModel:
         """Return the pixels of an item's patches, or the embeddings of its spectrogram, and its grids."""
         if self.audio is None:
             return pixel_rows(self.media.tower, item, cropped=self.media.tiles is None)
-        if self.audio.part.complete:
-            return window_rows(self.audio, item, self.target.dtype)
-        rows = spectrogram_rows(self.audio, item, self.target.dtype)
-        return rows, ((1, 1, len(rows)),)
+        return self.audio.rows(item, self.target.dtype)
 
     def _tokens(self, grid: Grid) -> int:
         """Return the number of embeddings of a grid."""

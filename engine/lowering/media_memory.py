@@ -15,6 +15,7 @@ from engine.models.parts import (
     AudioEmbedding,
     AveragePool,
     AverageRows,
+    ChunkedAudio,
     ClassRow,
     JoinRows,
     Media,
@@ -64,6 +65,11 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
     """Return the elements of a patch and of its embedding, or of two frames of a spectrogram and of the results of both
     convolutions."""
     patches = media.tower.patches
+    if isinstance(patches, ChunkedAudio):
+        # The results of the first two convolutions, the largest ones, for a position of a chunk.
+        first, second = ((patches.mels + 1) // 2 * (patches.chunk + 1) // 2) * patches.channels, patches.channels
+        second *= (patches.mels + 3) // 4 * (patches.chunk + 3) // 4
+        return (patches.mels * patches.chunk + 2 * first + 2 * second) // patches.reduced(patches.chunk)
     if isinstance(patches, AudioEmbedding):
         return 2 * patches.mels + 4 * patches.hidden
     assert tower.patches is not None, "patches have a program"

@@ -21,10 +21,10 @@ from engine.lowering.program import (
 )
 from engine.models.media import (
     Activate,
-    AudioEmbedding,
     JoinRows,
     Media,
     Merge,
+    Patches,
     Project,
     Projector,
     ProjectorStep,
@@ -74,7 +74,7 @@ def lower_tower(media: Media, ranks: int = 1) -> TowerProgram:
 
 def _patches(tower: Tower, ranks: int) -> Program | None:
     patches = tower.patches
-    if isinstance(patches, AudioEmbedding):
+    if not isinstance(patches, Patches):
         return None
     steps: list[ProjectorStep] = [Project(linear=patches.linear)]
     if patches.norm is not None:

@@ -48,7 +48,7 @@ VIDEO_FAMILIES = {
     "qwen3_vl": "qwen_video",
     "qwen3_vl_moe": "qwen_video",
 }
-AUDIO_FAMILIES = {"qwen2_audio": "qwen_audio", "voxtral": "voxtral"}
+AUDIO_FAMILIES = {"qwen2_audio": "qwen_audio", "qwen3_asr": "qwen3_asr", "voxtral": "voxtral"}
 """Modules of processors of videos and audio."""
 ANY_SIZE = frozenset(("glm4v", "idefics3", "pixtral", "qwen_video", "qwen_vl", "siglip2"))
 """Modules of models that read images of any size, so that a request may replace `size`. The towers of others read only

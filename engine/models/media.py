@@ -14,6 +14,7 @@ from engine.models.parts import (
     AudioEmbedding,
     AveragePool,
     AverageRows,
+    ChunkedAudio,
     ClassRow,
     GridPositions,
     GridRope,
@@ -38,6 +39,7 @@ __all__ = [
     "AudioEmbedding",
     "AveragePool",
     "AverageRows",
+    "ChunkedAudio",
     "ClassRow",
     "GridPositions",
     "GridRope",
@@ -131,11 +133,20 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
     tower, tiles = media.tower, media.tiles
     found = [] if tower.positions is None else [join(tower.root, tower.positions.name)]
     found += [join(tower.root, tower.class_token)] if tower.class_token else []
-    if isinstance(tower.patches, AudioEmbedding):
-        found += audio_sources(tower.patches, tower.root)
+    if not isinstance(tower.patches, Patches):
+        found += _input_sources(tower)
     for head, path in pooling_heads(media):
         found += pooling_head_sources(head, path)
     return (*found, *(() if tiles is None else (tiles.newline,)))
+
+
+def chunked_sources(part: ChunkedAudio, root: str) -> Shapes:
+    """Return the tensors of a chunked embedding of audio."""
+    found: Shapes = {}
+    for name, inputs in zip(part.convolutions, (1, part.channels, part.channels), strict=True):
+        found[join(root, name, "weight")] = (part.channels, inputs, 3, 3)
+        found[join(root, name, "bias")] = (part.channels,)
+    return found | {join(root, part.out, "weight"): (part.hidden, part.channels * part.bands)}
 
 
 def pooling_head_sources(head: AttentionPool, path: str) -> Shapes:
@@ -189,6 +200,8 @@ def _input_sources(tower: Tower) -> Shapes:
     patches = tower.patches
     if isinstance(patches, AudioEmbedding):
         return audio_sources(patches, tower.root)
+    if isinstance(patches, ChunkedAudio):
+        return chunked_sources(patches, tower.root)
     shapes: Shapes = {join(tower.root, patches.source, "weight"): patches.stored}
     if patches.bias:
         shapes[join(tower.root, patches.source, "bias")] = (tower.hidden,)

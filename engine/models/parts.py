@@ -780,6 +780,40 @@ class AudioEmbedding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChunkedAudio:
+    """Embedding of a log-mel spectrogram [mels, frames] of any length, in chunks, of which the last one is padded with
+    zeros: x = W gelu(conv3(gelu(conv2(gelu(conv1(chunk)))))) + row of the position within the chunk. The convolutions
+    are 3 · 3 with a stride of 2; W reads the channels of all bands. Rows are sines and cosines. `window` chunks attend
+    to one another."""
+
+    mels: int
+    hidden: int
+    channels: int
+    chunk: int  # frames
+    window: int
+    convolutions: tuple[str, str, str] = ("conv2d1", "conv2d2", "conv2d3")
+    out: str = "conv_out"  # W
+    norm: None = None
+
+    @property
+    def bands(self) -> int:
+        """Bands after the convolutions."""
+        return self.reduced(self.mels)
+
+    def positions(self, frames: int) -> int:
+        """Return the number of embeddings of a spectrogram."""
+        whole, rest = divmod(frames, self.chunk)
+        return whole * self.reduced(self.chunk) + self.reduced(rest)
+
+    @staticmethod
+    def reduced(size: int) -> int:
+        """Return the size after the convolutions."""
+        for _ in range(3):
+            size = (size + 1) // 2
+        return size
+
+
+@dataclass(frozen=True, kw_only=True)
 class Head:
     """Logits = softcap(scale · (h W^T + b))."""
 
@@ -953,7 +987,7 @@ class StoredTensor:
 class Tower:
     """features = the outputs of the blocks `taken`, side by side."""
 
-    patches: Patches | AudioEmbedding
+    patches: Patches | AudioEmbedding | ChunkedAudio
     """Embedding of the inputs; the parts below about grids are for patches."""
     blocks: tuple[Block, ...]
     taken: tuple[int, ...]  # numbers of blocks computed before a feature is taken; `norm` applies to all of them
@@ -1114,7 +1148,7 @@ class Media:
     @property
     def modalities(self) -> tuple[Modality, ...]:
         """Modalities of the items that the tower reads."""
-        if isinstance(self.tower.patches, AudioEmbedding):
+        if not isinstance(self.tower.patches, Patches):
             return ("audio",)
         return ("image",) if self.video_token is None else ("image", "video")
 

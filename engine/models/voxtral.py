@@ -23,8 +23,8 @@ _NAMES = {
     **{"encoder_attention_heads": "num_attention_heads", "encoder_ffn_dim": "intermediate_size"},
 }
 AUDIO_TOKEN = 24
-TRANSCRIPTION = ("<s>[INST][BEGIN_AUDIO]{audio}[/INST]{language}[TRANSCRIBE]", "lang:{code}")
-"""Prompt of a transcription, and of its language, as mistral-common writes them."""
+TRANSCRIPTION = ("<s>[INST][BEGIN_AUDIO]{audio}[/INST]{language}[TRANSCRIBE]", "lang:{code}", "")
+"""Prompt of a transcription, and of its language, as mistral-common writes them; no marker."""
 
 
 def declare(config: Mapping[str, Any], hidden: int) -> Media:

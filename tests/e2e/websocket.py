@@ -57,6 +57,7 @@ class WebSocketClient:
                 case AcceptConnection():
                     self._open = True
                 case RejectConnection(status_code=status):
+                    self._socket.close()
                     raise Refused(status)
                 case TextMessage(data=text, message_finished=complete):
                     self._text += text

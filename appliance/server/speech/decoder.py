@@ -34,7 +34,7 @@ from engine.media.prompt import MediaPromptError, expand
 from engine.text import IncrementalDecoder
 
 
-def check_decoder(body: SpeechFields) -> None:
+def check_decoder(body: SpeechFields, form: Transcriber) -> None:
     """Raise RequestError for a field that needs timestamps, a translation or a prompt, which the model does not
     have."""
     check_fields(body)
@@ -49,7 +49,7 @@ def check_decoder(body: SpeechFields) -> None:
     if isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities:
         message = "This model has no timestamps. Leave out timestamp_granularities."
         raise RequestError(message, "timestamp_granularities")
-    if body.prompt and body.prompt.strip():
+    if body.prompt and body.prompt.strip() and "{prompt}" not in form.prompt:
         raise RequestError("This model has no prompt before a recording. Leave it out.", "prompt")
 
 
@@ -60,6 +60,7 @@ def plan_decoder(body: SpeechFields, served: Served, item: Processed) -> Submit:
     assert form is not None, "only for models with a form of transcription"
     placeholder = text.known_media["audio"].tokens.placeholder
     prompt = form.prompt.replace("{audio}", placeholder).replace("{language}", _language(body.language, form))
+    prompt = prompt.replace("{prompt}", (body.prompt or "").strip())
     try:
         found = expand(prompt, [item], text.known_media, partial(text.tokenizer.encode, add_special_tokens=False))
     except MediaPromptError as error:
@@ -100,7 +101,7 @@ def _language(given: str | None, form: Transcriber) -> str:
         raise RequestError(
             f"language {given[:40]!r} is not known. Use an ISO 639-1 code such as en, or leave it out.", "language"
         )
-    return form.language.replace("{code}", code)
+    return form.language.replace("{code}", code).replace("{name}", LANGUAGES[code].title())
 
 
 @dataclass
@@ -110,12 +111,31 @@ class Transcription:
     call: Call
     submit: Submit
     seconds: float
+    marker: str = ""
+    """The transcript follows this text; without it, the reply is the transcript."""
     tokens: int = 0
     finished: bool = False
     began_s: float = 0.0
     first_s: float | None = None
 
     async def pieces(self) -> AsyncGenerator[str, None]:
+        """Yield the transcript."""
+        before = "" if self.marker else None
+        async with aclosing(self._pieces()) as found:
+            async for piece in found:
+                if before is None:
+                    yield piece
+                    continue
+                before += piece
+                _, marker, after = before.partition(self.marker)
+                if marker:
+                    before = None
+                    if after:
+                        yield after
+        if before:
+            yield before
+
+    async def _pieces(self) -> AsyncGenerator[str, None]:
         text = self.call.context.text
         decoder, ends = IncrementalDecoder(text.tokenizer, self.submit.prompt), set(self.submit.eos_token_ids)
         self.began_s = now()
@@ -171,9 +191,13 @@ async def audio_item(service: Service, data: bytes) -> Processed:
 
 
 async def transcribe(call: Call, request: Request, body: SpeechFields, data: bytes) -> Response:
-    check_decoder(body)
+    form = call.service.config.transcriber
+    assert form is not None, "only for models with a form of transcription"
+    check_decoder(body, form)
     item = await until_disconnect(request, audio_item(call.service, data))
-    made = Transcription(call, plan_decoder(body, call.context, item), item.seconds)
+    made = Transcription(
+        call, plan_decoder(body, call.context, item), item.seconds, "" if body.language else form.marker
+    )
     if body.stream:
         pieces = made.pieces()
         events = transcript_events(pieces, lambda: made.usage)

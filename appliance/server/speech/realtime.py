@@ -131,8 +131,8 @@ class Connection:
             event_id = event.get("event_id")
             await self._handle(event)
         except (ApiError, RequestError) as error:
-            message = error.message if isinstance(error, ApiError) else str(error)
-            fault = {"type": "invalid_request_error", "code": "invalid_event", "message": message}
+            text = error.message if isinstance(error, ApiError) else str(error)
+            fault = {"type": "invalid_request_error", "code": "invalid_event", "message": text}
             await self.send("error", error={**fault, "param": error.param, "event_id": event_id})
 
     async def _handle(self, event: dict[str, Any]) -> None:
@@ -247,14 +247,16 @@ class Connection:
 async def _pieces(call: Call, body: TranscriptionRequest, samples: "Samples") -> AsyncGenerator[str, None]:
     """Return the pieces of a transcript. Raise RequestError."""
     if call.service.config.transcriber is not None:
-        check_decoder(body)
+        form = call.service.config.transcriber
+        check_decoder(body, form)
         media = call.service.media
         assert media is not None, "the model reads audio"
         try:
             item = await media.audio(wav_of(samples), call.service.config.limits.max_audio_seconds)
         except MediaError as error:
             raise RequestError(str(error), "audio") from None
-        return Transcription(call, plan_decoder(body, call.context, item), item.seconds).pieces()
+        marker = "" if body.language else form.marker
+        return Transcription(call, plan_decoder(body, call.context, item), item.seconds, marker).pieces()
     from appliance.server.speech.recognize import Recognizer  # imports NumPy
 
     plan = await asyncio.to_thread(plan_speech, body, call.context)
