@@ -46,7 +46,6 @@ from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
-from engine.models.media import step_embeddings
 from engine.models.parts import Model, Pooler, attentions, is_bidirectional
 
 TimedEvent = tuple[str, float, Event]
@@ -581,7 +580,7 @@ def media_limits(model: Model, step_tokens: int) -> MediaLimits | None:
     windows = [part.window for part in attentions(model) if part.window is not None]
     return MediaLimits(
         modalities=media.modalities,
-        step_tokens=step_embeddings(media, step_tokens),
+        step_tokens=media.step_embeddings(step_tokens),
         attention=media.attention,
         window=min(windows, default=None),
         is_vector=media.is_vector,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from engine.lowering.measures import attends, buffer_widths
 from engine.lowering.program import Program
 from engine.lowering.tower import Stage, TowerProgram, lower_tower
-from engine.models.media import step_embeddings
 from engine.models.parts import (
     AttentionPool,
     AudioEmbedding,
@@ -78,7 +77,7 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
 
 def media_bytes(media: Media, step_tokens: int, cache_bytes: int, element_bytes: int) -> int:
     """Return the bytes of kept embeddings and of the largest step, whose embeddings are computed and then copied."""
-    step = step_embeddings(media, step_tokens) * (2 * media.width + tower_sizes(media).elements) * element_bytes
+    step = media.step_embeddings(step_tokens) * (2 * media.width + tower_sizes(media).elements) * element_bytes
     return cache_bytes + step
 
 

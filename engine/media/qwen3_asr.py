@@ -12,7 +12,6 @@ from engine.media.processed import Tokens
 from engine.media.processor import AudioProcessor, Layout
 from engine.media.settings import Files
 from engine.media.spectrogram import FFT, HOP, SAMPLE_RATE, log_mel_of_all
-from engine.models.parts import ChunkedAudio
 
 MAX_SECONDS = 3600.0
 
@@ -34,11 +33,16 @@ class Qwen3Audio:
 
     def layout(self, samples: int) -> Layout:
         whole, rest = divmod(max(samples, self.shortest) // HOP, self.chunk)
-        return Layout(self.tokens.image, (whole * ChunkedAudio.reduced(self.chunk) + ChunkedAudio.reduced(rest),))
+        return Layout(self.tokens.image, (whole * _reduced(self.chunk) + _reduced(rest),))
 
     def tensors(self, samples: Array) -> dict[str, Array]:
         padded = np.pad(samples, (0, max(0, self.shortest - len(samples))))
         return {"input_features": log_mel_of_all(padded, mels=self.mels)}
+
+
+def _reduced(frames: int) -> int:
+    """Return the number of tokens of a chunk: three convolutions have a stride of 2."""
+    return -(-frames // 8)
 
 
 def declare(files: Files) -> AudioProcessor:

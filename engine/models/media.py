@@ -60,7 +60,6 @@ __all__ = [
     "media_tensors",
     "pooling_heads",
     "projector_tensors",
-    "step_embeddings",
 ]
 
 
@@ -74,15 +73,6 @@ def tokens_per_image(media: Media) -> int:
     for step in media.projectors[0].steps:
         joined *= step.side if isinstance(step, Merge | AveragePool) else 1
     return (positions.side // joined) ** 2
-
-
-def step_embeddings(media: Media, step_tokens: int) -> int:
-    """Return the number of embeddings that the tower computes in a step with this many tokens of media. An embedding
-    of an image counts as all of its patches."""
-    if not media.is_vector:
-        return step_tokens
-    rows = [step.rows for one in media.projectors for step in one.steps if isinstance(step, ClassRow | AttentionPool)]
-    return max(1, step_tokens // max(rows))
 
 
 def pooling_heads(media: Media) -> tuple[tuple[AttentionPool, str], ...]:

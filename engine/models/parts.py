@@ -1157,6 +1157,14 @@ class Media:
         """Columns of an embedding."""
         return self.hidden * (1 + len(self.deepstack))
 
+    def step_embeddings(self, step_tokens: int) -> int:
+        """Return the number of embeddings that the tower computes in a step with this many tokens of media. The vector
+        of an image counts as all of its patches."""
+        if not self.is_vector:
+            return step_tokens
+        steps = (step for one in self.projectors for step in one.steps)
+        return max(1, step_tokens // max(step.rows for step in steps if isinstance(step, ClassRow | AttentionPool)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model:

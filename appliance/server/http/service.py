@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from engine.text import Tokenizer
 
 DRAIN_RETRY_AFTER_S = 5
+DRAINING = "The service is shutting down. Please retry on another instance."
 
 
 class Service:

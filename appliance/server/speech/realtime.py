@@ -24,11 +24,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from appliance.observability.log import Subject
 from appliance.observability.metrics import now
-from appliance.security.keys import ApiKey
 from appliance.server.errors.api import ApiError, RateLimited, Unauthorized, Unavailable, error_object
+from appliance.server.http.api_keys import key_of
 from appliance.server.http.pipeline import Call, receive
-from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
-from appliance.server.middleware import DRAINING, key_of
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, DRAINING, Service
 from appliance.server.schema.speech import TranscriptionRequest
 from appliance.server.speech.decoder import Transcription, check_decoder, plan_decoder
 from appliance.server.speech.events import text_deltas
@@ -360,7 +359,7 @@ async def realtime(socket: WebSocket) -> None:
     service: Service = socket.app.state.service
     protocols: list[str] = socket.scope.get("subprotocols", [])
     try:
-        key = _key(service, socket.headers, protocols)
+        key = key_of(service, _authorization(socket.headers, protocols)) if service.keys else None
         service.model_name(socket.query_params.get("model"))
         if service.closed or not service.has_text:
             raise Unavailable(DRAINING if service.closed else "The service is starting.", DRAIN_RETRY_AFTER_S)
@@ -375,12 +374,10 @@ async def realtime(socket: WebSocket) -> None:
     await Connection(service, socket, Session(model=socket.query_params.get("model"))).run()
 
 
-def _key(service: Service, headers: Headers, protocols: list[str]) -> ApiKey | None:
-    """Return the API key of a client, or None if no keys are configured. Raise Unauthorized."""
-    if not service.keys:
-        return None
+def _authorization(headers: Headers, protocols: list[str]) -> Headers:
+    """Return the headers with the API key of a client, which may be a subprotocol."""
     given = next((one.removeprefix(KEY_PROTOCOL) for one in protocols if one.startswith(KEY_PROTOCOL)), "")
-    return key_of(service, Headers({"authorization": f"Bearer {given}"}) if given else headers)
+    return Headers({"authorization": f"Bearer {given}"}) if given else headers
 
 
 def _same_origin(service: Service, headers: Headers) -> bool:
