@@ -45,7 +45,6 @@ from appliance.server.first_requests import answer_each
 from appliance.server.http.connections import Acceptor, Connection, ConnectionTable
 from appliance.server.http.protocol import HttpProtocol, refusal
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, DRAINING, Service
-
 from appliance.server.openai.responses.store import ResponseStore
 from appliance.server.reply_store.journal import open_reply_store, open_responses
 from appliance.server.routing.adapters import AdapterRegistry

@@ -108,7 +108,7 @@ def _count(container: Any, stream: Any) -> int:
 
 
 def _decoded(
-    container: Any, chosen: Sequence[int], size: tuple[int, int], announced: int, turns: int
+    container: Any, chosen: Sequence[int], size: tuple[int, int], announced: int, turns: int = 0
 ) -> Iterator[Array]:
     container.seek(0)
     at, last, number = 0, None, -1
