@@ -80,7 +80,7 @@ def _siglip(config: Mapping[str, Any]) -> Model:
         )
     side = _packed_side(eyes) if is_packed else patches_per_side(eyes)
     size = {"image_size": side * eyes.whole("patch_size")} if is_packed else {}
-    tower = siglip_tower({**config, "vision_config": {**config.get("vision_config", {}), **size}}, None)
+    tower = siglip_tower({**config, "vision_config": {**_vision(config), **size}}, None)
     tower = replace(tower, root="vision_model", unread=())
     if is_packed:
         positions = PatchPositions(name="embeddings.position_embedding.weight", side=side, fit="bilinear")
@@ -105,6 +105,11 @@ def _siglip(config: Mapping[str, Any]) -> Model:
         canonical="lower" if is_packed else "words",
     )
     return _text_model(c, pooler, media, causal=False)
+
+
+def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("vision_config")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _packed_side(eyes: Config) -> int:
