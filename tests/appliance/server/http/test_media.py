@@ -247,20 +247,21 @@ def test_media_io_kwargs_select_frames_of_videos(make: Callable[..., Any], model
     gateway = make()
     clip = of("video_url", encoded(CLIP, "video/mp4"))
     counts = []
-    for options in ({"num_frames": 4}, {"num_frames": -1}, {"fps": 2}):
-        body = asked(clip, of("image_url", IMAGE), media_io_kwargs={"video": options, "image": {"image_mode": "RGB"}})
+    for options, more in (({"num_frames": 4}, {}), ({"num_frames": -1}, {"fps": 2}), ({"fps": 2}, {})):
+        io = {"video": options, "image": {"image_mode": "RGB"}}
+        body = asked(clip, of("image_url", IMAGE), media_io_kwargs=io, mm_processor_kwargs=more)
         status, reply = gateway.post(PATH, body)
         assert status == 200, reply
         submit = gateway.submits[-1]
         counts.append(sum(count for _, count in submit.media[0].spans))
-        assert submit.media[1] == gateway.submits[0].media[1] or submit.media[1].digest
-    frames = {"num_frames": 4}, {"do_sample_frames": False}, {"fps": 2}
+        assert submit.media[1].digest == gateway.submits[0].media[1].digest
+    frames = {"num_frames": 4}, {"do_sample_frames": False, "fps": 2}, {"fps": 2}
     for count, options in zip(counts, frames, strict=True):
         processor = read_processors(models["qwen2_vl"], options).video
         assert processor is not None
         with open_video(CLIP) as opened:
             assert count == sum(process_video(processor, opened, 128).runs)
-    assert counts[0] < counts[1]
+    assert counts[0] < counts[1] and counts[2] < counts[1]
     for options, words in (
         ({"video": {"codec": "x"}}, "video.codec is not supported; known: fps, max_frames, num_frames"),
         ({"smell": {}}, "'smell' must be 'image' or 'video' or 'audio'"),
