@@ -256,9 +256,13 @@ def turned(data: bytes, quarters: int) -> bytes:
 @pytest.mark.parametrize("quarters", range(4))
 def test_the_rotation_of_a_file_is_applied(quarters: int) -> None:
     """As players do: the frames are those of the file that is not turned, turned clockwise."""
-    data = encoded(steps(4, 32, 48))
+    frames = steps(4, 32, 48).copy()
+    images = np.moveaxis(frames, 1, -1) if frames.shape[1] == 3 else frames
+    images[:, :8, :24] = 255
+    data = encoded(frames)
     with open_video(data) as plain:
         stored = list(plain.read([0, 2]))
+    assert not np.array_equal(stored[0], np.rot90(stored[0], 2, (1, 2)))
     with open_video(turned(data, quarters)) as clip:
         assert (clip.width, clip.height) == ((48, 32) if quarters % 2 == 0 else (32, 48))
         for found, before in zip(clip.read([0, 2]), stored, strict=True):
