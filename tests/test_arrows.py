@@ -165,7 +165,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "appliance.server.pooling": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
-        *("appliance.config", "appliance.chat_templates", "engine.api", "engine.text"),
+        *("appliance.config", "appliance.chat_templates", "appliance.media.part", "engine.api", "engine.text"),
+        "engine.media.prompt",
     ),
     "appliance.server.speech": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
@@ -173,7 +174,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "appliance.server.cohere": (
         *("appliance.server.schema", "appliance.server.chat", "appliance.server.http", "appliance.server.pooling"),
-        "engine.api",
+        *("appliance.media.part", "engine.api"),
     ),
     "appliance.server.platforms": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),

@@ -58,6 +58,14 @@ class LateReading(msgspec.Struct, frozen=True, kw_only=True):
     lengths: tuple[int, int]  # maximum tokens of a query and of a document
     skipped: tuple[str, ...] = ()  # document tokens that are not compared
     expands: bool = False  # queries are padded with mask tokens
+    prompts: tuple[str, str] = ("", "")
+    """Prompts of a query and of a document that is an image: {1} is the text, {2} the padding of a query, {bos} the
+    first token, {image} the placeholder. Empty for models of texts alone."""
+    padding: int = 0  # padding tokens that {2} is
+
+    @property
+    def reads_images(self) -> bool:
+        return bool(self.prompts[1])
 
 
 class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +87,9 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
     prompts: dict[str, str] = {}  # text prefixes by name
     default_prompt: str = ""  # name of the prefix of requests that name none; "": no prefix
     late: LateReading | None = None  # set for models that compare vectors of tokens
+    is_dual: bool = False  # texts and images have encoders of their own
+    padding: int | None = None  # token with which texts are padded to the longest prompt
+    canonical: Literal["", "lower", "words"] = ""  # texts are in lower case; words: and without punctuation
 
 
 class EncoderLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +120,14 @@ class HardwareLimits(msgspec.Struct, frozen=True):
     bandwidth: int  # bytes of memory per second
 
 
+class Transcriber(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt with which a decoder transcribes audio."""
+
+    prompt: str  # {audio} is the placeholder of the recording, {language} the language, {prompt} a text of the request
+    language: str  # text of a language with the code {code} or the name {name}; without a language, it is empty
+    marker: str = ""  # text before the transcript, in a reply to a prompt without a language
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of the gateway: the sections of the manifest that it reads, and values that planning computes.
     Durations are in seconds, sizes in bytes. Keys of the sections that only engines read, and paths as they are
@@ -134,6 +153,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     speech: SpeechModel | None = None  # set for speech models
     routed_experts: tuple[int, ...] = ()
     """Experts per token in each layer with experts, if requests may return them."""
+    transcriber: Transcriber | None = None  # set for decoders that transcribe audio
     modalities: tuple[Modality, ...] = ()  # of prompts beside text, as far as `limits.media` permits them
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning

@@ -24,4 +24,4 @@ class Job(msgspec.Struct, frozen=True):
     options: str = ""
     """Settings of the processor that the request replaces, as JSON."""
     seconds: float = 0.0
-    """Duration of the longest recording, for samples."""
+    """Duration of the longest recording, for samples, and for audio that is transcribed."""

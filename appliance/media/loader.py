@@ -20,6 +20,7 @@ from appliance.media.part import DONE, EXHAUSTED, LoadedMedia, MediaPart
 from appliance.media.sources import SourceError, Sources
 from appliance.runtime.limited_processes import LimitExceeded, ProcessPool
 from engine.api.errors import RequestError
+from engine.media.formats import check_format
 from engine.media.processed import MediaError, Processed
 from engine.media.spectrogram import SAMPLE_RATE, Samples
 
@@ -116,6 +117,7 @@ class MediaLoader:
             if not part.url:
                 return self._named(part, owner)
             files = await self._sources.read(part.url, part.kind)
+            check_format(files[0], part.format)
             digest = await asyncio.to_thread(_digest, files)
             key = (digest, part.kind, part.options)
             found = self._cache.get(key)
@@ -150,17 +152,35 @@ class MediaLoader:
     async def samples(self, data: bytes, max_seconds: float) -> Samples:
         """Return the mono samples at 16 kHz of an audio file. Raise MediaError with a sentence.
 
-        A reload can raise `max_seconds`. Processes with higher limits then replace the present ones, which end after
-        their jobs.
+        A reload can raise `max_seconds`.
         """
-        if max_seconds > self._max_audio_seconds:
-            self._max_audio_seconds = max_seconds
-            self._pool = self._new_pool()
+        self._raise_limits(max_seconds)
         try:
             reply = await self._asked(Job("samples", (data,), seconds=max_seconds))
         except LimitExceeded as error:
             raise MediaError(f"The file exceeds a limit: {error}.") from None
         return np.frombuffer(reply, "<f4")
+
+    async def audio(self, data: bytes, max_seconds: float) -> Processed:
+        """Return a processed recording, which a decoder transcribes. Raise MediaError with a sentence."""
+        self._raise_limits(max_seconds)
+        key = (await asyncio.to_thread(_digest, (data,)), "audio", f"transcribed within {max_seconds:g} s")
+        found = self._cache.get(key)
+        if found is None:
+            try:
+                found = _decode(await self._asked(Job("audio", (data,), seconds=max_seconds)))
+            except LimitExceeded as error:
+                raise MediaError(f"The file exceeds a limit: {error}.") from None
+            self.processed += 1
+            self._cache.put(key, found)
+        return found
+
+    def _raise_limits(self, max_seconds: float) -> None:
+        """Replace the processes by others if a reload raised the duration of the longest recording. The present ones
+        end after their jobs."""
+        if max_seconds > self._max_audio_seconds:
+            self._max_audio_seconds = max_seconds
+            self._pool = self._new_pool()
 
     async def _asked(self, job: Job) -> memoryview:
         """Return the result of a job. Raise MediaError or LimitExceeded."""

@@ -68,7 +68,7 @@ class Worker:
                     return process_video(processors.video, clip, self._limits.frames)
             case "audio":
                 assert processors.audio is not None, "the gateway refuses audio otherwise"
-                most = min(self._limits.seconds, processors.audio.max_seconds)
+                most = min(job.seconds or self._limits.seconds, processors.audio.max_seconds)
                 return process_audio(processors.audio, read_audio(job.files[0], max_seconds=most))
         assert processors.image is not None, "the gateway refuses images otherwise"
         return process(processors.image, decode(job.files[0], self._video.image))

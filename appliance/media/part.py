@@ -23,6 +23,8 @@ class MediaPart:
     """Name that the client gives the item, to refer to it in later requests."""
     options: str = ""
     """Settings of the processor that the request replaces, as JSON."""
+    format: str = ""
+    """Format of an audio file, which must be the file's; empty: any."""
 
 
 LoadedMedia = Mapping[MediaPart, Processed]

@@ -25,7 +25,7 @@ from appliance.config.version import __version__
 from appliance.planning.choice import Choice, refuse
 from appliance.planning.output_format import model_type
 from appliance.planning.pooled import pooled_model, tasks_of
-from appliance.planning.speech import speech_model
+from appliance.planning.speech import speech_model, transcriber
 from appliance.planning.targets import passed_on
 from engine.api.media import Modality
 from engine.lowering.lower import lower
@@ -103,6 +103,7 @@ def gateway_config(
         encoder=encoder,
         speech=speech_model(checkpoint),
         routed_experts=_routed_experts(manifest, checkpoint),
+        transcriber=transcriber(checkpoint),
         modalities=_modalities(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,

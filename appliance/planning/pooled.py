@@ -9,6 +9,7 @@ from appliance.config.gateway import LateReading, PooledModel, Task
 from appliance.config.manifest import Manifest
 from appliance.config.settings import Settings
 from appliance.planning.choice import Choice, refuse
+from appliance.planning.speech import transcriber
 from appliance.planning.targets import passed_on
 from engine.api.config import TaskConfig
 from engine.models.checkpoint import Checkpoint
@@ -65,7 +66,7 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     if checkpoint.model.audio is not None:
         return ("transcribe",)
     if pooler is None:
-        return ("generate",)
+        return ("generate",) if transcriber(checkpoint) is None else ("generate", "transcribe")
     if pooler.task == "embed":
         return ("embed", "token_embed", "score") if pooler.whole else ("token_embed", "score")
     if pooler.task == "token_classify":
@@ -90,11 +91,21 @@ def pooled_model(checkpoint: Checkpoint, max_input: int = 0) -> PooledModel | No
         prompts={} if modules is None else dict(modules.prompts),
         default_prompt="" if modules is None else modules.default_prompt,
         late=None if modules is None or modules.late is None else _late(modules.late),
+        is_dual=pooler.padding is not None or (checkpoint.model.media is not None and checkpoint.model.media.is_vector),
+        padding=pooler.padding,
+        canonical=pooler.canonical,
     )
 
 
 def _late(late: LateInteraction) -> LateReading:
-    return LateReading(markers=late.markers, lengths=late.lengths, skipped=late.skipped, expands=late.expands)
+    return LateReading(
+        markers=late.markers,
+        lengths=late.lengths,
+        skipped=late.skipped,
+        expands=late.expands,
+        prompts=late.prompts,
+        padding=late.padding,
+    )
 
 
 def _pairs(checkpoint: Checkpoint, pooler: Pooler) -> Pairs:

@@ -3,12 +3,20 @@
 from collections.abc import Iterator
 from typing import Any
 
-from appliance.config.gateway import SpeechModel
+from appliance.config.gateway import SpeechModel, Transcriber
+from engine.models import qwen3_asr, voxtral
 from engine.models.checkpoint import Checkpoint
 
 ENGLISH_VOCABULARY = 51_864
 """Tokens of Whisper's models of English alone; multilingual ones have more. Used if generation_config.json does not
 have `is_multilingual`."""
+
+
+TRANSCRIBERS = {
+    **dict.fromkeys(voxtral.ARCHITECTURES, voxtral.TRANSCRIPTION),
+    **dict.fromkeys(qwen3_asr.ARCHITECTURES, qwen3_asr.TRANSCRIPTION),
+}
+"""Prompt, language and marker of the decoders that transcribe audio, by architecture."""
 
 
 def speech_model(checkpoint: Checkpoint) -> SpeechModel | None:
@@ -27,6 +35,14 @@ def speech_model(checkpoint: Checkpoint) -> SpeechModel | None:
         suppressed=tuple(_ids(checkpoint, "suppress_tokens")),
         suppressed_first=tuple(_ids(checkpoint, "begin_suppress_tokens")),
     )
+
+
+def transcriber(checkpoint: Checkpoint) -> Transcriber | None:
+    """Return the prompt of a decoder that transcribes audio, or None for other models."""
+    if checkpoint.model.media is None or checkpoint.architecture not in TRANSCRIBERS:
+        return None
+    prompt, language, marker = TRANSCRIBERS[checkpoint.architecture]
+    return Transcriber(prompt=prompt, language=language, marker=marker)
 
 
 def _ids(checkpoint: Checkpoint, key: str) -> Iterator[int]:

@@ -157,7 +157,8 @@ def media_memory(model: Model, size: StepSize, element_bytes: int) -> tuple[Step
     """Return the memory of media, without the weights of the tower."""
     if model.media is None:
         return ()
-    tower, width, tokens = tower_sizes(model.media), model.media.width, size.media_tokens
+    tower, width = tower_sizes(model.media), model.media.width
+    tokens = model.media.step_embeddings(size.media_tokens)
     return (
         Step("embeddings of media for further requests", number(size.media_cache), size.media_cache),
         product("embeddings of media (tokens × copies × width)", tokens, 2, width, element_bytes),

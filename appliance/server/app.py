@@ -20,6 +20,7 @@ from appliance.server.openai.responses import routes as responses
 from appliance.server.openai.responses.store import ResponseStore
 from appliance.server.platforms import invocations, kserve, multi_model, predict
 from appliance.server.pooling import embeddings, scoring
+from appliance.server.speech import realtime
 from appliance.server.speech import routes as speech
 
 Need = str | tuple[str, ...] | None
@@ -40,6 +41,7 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     ("generate", messages.router),
     ("generate", responses.router),
     ("transcribe", speech.router),
+    ("transcribe", realtime.router),
     (("embed", "token_embed"), embeddings.embeddings),
     (embeddings.POOLING_TASKS, embeddings.pooling),
     ("classify", embeddings.classification),

@@ -65,7 +65,7 @@ def kinds(service: Service) -> dict[str, Variants]:
         wanted["/classify"] = [{"input": TEXT}]
     if "score" in config.tasks:
         wanted["/score"] = [{"text_1": TEXT, "text_2": TEXT}]
-    if "transcribe" in config.tasks:
+    if config.speech is not None:
         wanted["/v1/audio/transcriptions"] = [{"file": silence(), "temperature": "1", "max_completion_tokens": "2"}]
     for task in ("token_embed", "token_classify"):
         if task in config.tasks:

@@ -4,8 +4,6 @@ app.py defines the order. Only `Errors` converts exceptions of routes and of the
 """
 
 import asyncio
-import hashlib
-import hmac
 import re
 import uuid
 from collections.abc import Awaitable
@@ -28,13 +26,13 @@ from appliance.server.errors.api import (
     RateLimited,
     RequestTimeout,
     TooLarge,
-    Unauthorized,
     Unavailable,
     is_unexpected,
 )
 from appliance.server.errors.formats import response_of
+from appliance.server.http.api_keys import key_of
 from appliance.server.http.reply import record_failure
-from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, DRAINING, Service
 from engine.api.errors import CheckpointError
 
 PROBES = frozenset({"/live", "/ready", "/health", "/ping"}) | {
@@ -54,7 +52,6 @@ OPENAI = "/openai"
 """Prefix of KServe for OpenAI's routes; /openai/v1/models is /v1/models."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-DRAINING = "The service is shutting down. Please retry on another instance."
 CLIENT_GONE = 499
 
 
@@ -268,7 +265,7 @@ class Auth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] == "http" and not self._is_open(scope)
         if guarded and self.service.keys:
-            key = scope["state"]["key"] = self._key(Headers(scope=scope))
+            key = scope["state"]["key"] = key_of(self.service, Headers(scope=scope))
             scope["state"]["owner"] = key.owner
         await self.app(scope, receive, send)
 
@@ -283,21 +280,6 @@ class Auth:
         )
         invokes = method == "POST" and path == "/invocations" and config.endpoints.invocations_without_key
         return path in OPEN or method == "OPTIONS" or reads_page or invokes or _is_health(self.service, scope)
-
-    def _key(self, headers: Headers) -> ApiKey:
-        """Return the given key. Raise Unauthorized without a valid one."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-        # Compare every key with every header in constant time, so that the duration reveals nothing about the keys.
-        found = None
-        for text in given:
-            digest = hashlib.sha256(text.encode("latin-1")).digest()
-            for known in self.service.keys:
-                if hmac.compare_digest(digest, known.digest):
-                    found = known
-        if found is None:
-            raise Unauthorized
-        return found
 
 
 class Allowance:

@@ -45,8 +45,7 @@ from appliance.server.errors.api import Unavailable
 from appliance.server.first_requests import answer_each
 from appliance.server.http.connections import Acceptor, Connection, ConnectionTable
 from appliance.server.http.protocol import HttpProtocol, refusal
-from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
-from appliance.server.middleware import DRAINING
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, DRAINING, Service
 from appliance.server.openai.responses.store import ResponseStore
 from appliance.server.reply_store.journal import open_reply_store, open_responses
 from appliance.server.routing.adapters import AdapterRegistry
@@ -315,12 +314,16 @@ class Server(uvicorn.Server):
         return True
 
 
+MAX_EVENT = 1 << 24  # bytes of a message of a WebSocket
+
+
 def build_server(app: FastAPI, service: Service) -> Server:
     config = uvicorn.Config(
         app,
         loop="uvloop",
         http="httptools",
-        ws="none",
+        ws="wsproto",
+        ws_max_size=MAX_EVENT,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -636,14 +636,15 @@ def encoder_limits(model: Model) -> EncoderLimits | None:
 def media_limits(model: Model, step_tokens: int) -> MediaLimits | None:
     """Return the media that a model reads, or None if it reads only text."""
     media = model.media
-    if media is None or model.pooler is not None:
+    if media is None:
         return None
     windows = [part.window for part in attentions(model) if part.window is not None]
     return MediaLimits(
         modalities=media.modalities,
-        step_tokens=step_tokens,
+        step_tokens=media.step_embeddings(step_tokens),
         attention=media.attention,
         window=min(windows, default=None),
+        is_vector=media.is_vector,
     )
 
 

@@ -30,6 +30,7 @@ class MediaLimits:
     attention: Literal["causal", "item", "prefix"] = "causal"
     """item: the tokens of a span also attend to those after them in the span. prefix: so do all tokens of a prompt."""
     window: int | None = None  # smallest attention window of the model
+    is_vector: bool = False  # an item is a prompt of its own, with one token
 
     def whole_spans(self, submit: Submit) -> tuple[Span, ...]:
         """Return the spans whose last positions a single step computes, because attention in them is bidirectional."""
@@ -55,6 +56,8 @@ class MediaLimits:
                 known = ", ".join(self.modalities)
                 raise RequestError(f"media: the model has no input of {item.modality}; it reads {known}", "media")
         check_items(submit)
+        if self.is_vector and submit.media:
+            self._check_vector(submit)
         for start, end in self.whole_spans(submit):
             if end - start > room:
                 raise RequestError(
@@ -67,6 +70,12 @@ class MediaLimits:
                     f"{end - start} tokens attend to one another; the model's attention window has {self.window}",
                     "media" if self.attention == "item" else "prompt",
                 )
+
+    def _check_vector(self, submit: Submit) -> None:
+        if len(submit.prompt) != 1 or len(submit.media) != 1 or submit.media[0].spans != ((0, 1),):
+            raise RequestError("media: the model reads an image alone, as a prompt of one token", "media")
+        if submit.pooling is not None and submit.pooling.task != "embed":
+            raise RequestError(f"task {submit.pooling.task}: an image has only one vector; use the task embed", "task")
 
 
 def check_items(submit: Submit) -> None:

@@ -39,6 +39,10 @@ class FusedPooler:
         [rows, dimensions]."""
         for stage in self._layer.stages:
             x = fused_norm(stage, x) if isinstance(stage, PooledNormLayer) else stage(x)
+        return self.end(x, pooling)
+
+    def end(self, x: Tensor, pooling: Pooling) -> Tensor:
+        """Truncate and activate vectors, [rows, width] fp32."""
         width = min(x.shape[1], pooling.dimensions or x.shape[1])
         end = self._part.activation
         return x[:, :width] if end == "none" or pooling.activate is False else POOL_END(x, width, end)

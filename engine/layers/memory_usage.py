@@ -99,7 +99,8 @@ def _tower_tensors(tower: TowerModel | None) -> Iterator[tuple[str, Tensor]]:
     if tower is None:
         return
     own = tower.positions, tower.class_token, tower.newline, *(() if tower.audio is None else tower.audio.tensors)
-    yield from (("tower", tensor) for tensor in own if tensor is not None)
+    heads = (tensor for head in tower.heads.values() for tensor in head.tensors)
+    yield from (("tower", tensor) for tensor in (*own, *heads) if tensor is not None)
     for layer in tower.layers:
         yield from (("tower", tensor) for _, tensor in _loaded("tower", layer))
 

@@ -5,6 +5,7 @@ projector joins. A grid is (frames, rows, columns) of patches.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,12 @@ from engine.models.media import GridRope, Patches, PatchPositions, Tower
 from kernels.rope import rope_angles
 
 Grid = tuple[int, int, int]
-GRIDS = ("image_grid_thw", "video_grid_thw", "image_grid_hws", "grid_thws")
+GRIDS = ("image_grid_thw", "video_grid_thw", "image_grid_hws", "grid_thws", "spatial_shapes")
+INTERPOLATION: dict[str, dict[str, Any]] = {
+    "bicubic": {"mode": "bicubic"},
+    "bilinear": {"mode": "bilinear", "antialias": True},
+    "corners": {"mode": "bilinear", "align_corners": True},
+}
 PIXELS = ("pixel_values", "pixel_values_videos")
 
 
@@ -83,8 +89,9 @@ def position_rows(part: PatchPositions, table: Tensor, grid: Grid, side: int) ->
     elif part.fit == "nearest":
         rows = table.view(part.side, part.side, -1)[_nearest(high, part.side)][:, _nearest(wide, part.side)]
     else:
-        square = table.float().view(1, part.side, part.side, -1).permute(0, 3, 1, 2)
-        options = {"mode": "bilinear", "align_corners": True} if part.fit == "corners" else {"mode": "bicubic"}
+        # torch 2.13 interpolates channels-last tensors wrongly to a width of 1.
+        square = table.float().view(1, part.side, part.side, -1).permute(0, 3, 1, 2).contiguous()
+        options = INTERPOLATION[part.fit]
         rows = interpolate(square, (high, wide), **options)[0].permute(1, 2, 0).to(table.dtype)
     return rows.reshape(high * wide, -1)[in_squares(grid, side).to(table.device)].repeat(grid[0], 1)
 

@@ -41,6 +41,7 @@ class PoolingState:
     tokens: int = 0
     vector: Tensor | None = None  # [hidden], partial result of the pooling
     each: list[Tensor] = field(default_factory=list)  # [tokens, hidden] pieces, for tasks that return every token
+    of_item: Tensor | None = None  # [width], vector of an image, which replaces pooling and stages
 
 
 class DenseLayer:
@@ -126,6 +127,8 @@ class PoolerLayer:
 
     def finish(self, gathered: PoolingState, pooling: Pooling) -> Tensor:
         """Return [width], or [tokens, width] for tasks that return every token, truncated to `dimensions`."""
+        if gathered.of_item is not None:
+            return self.end(gathered.of_item.float().unsqueeze(0), pooling)[0]
         if pooling.task in OF_EACH_TOKEN:
             y = torch.cat(gathered.each)
         else:
@@ -134,10 +137,13 @@ class PoolerLayer:
             y = vector.float().unsqueeze(0)
         for stage in self.stages:
             y = stage(y)
-        y = y[:, : pooling.dimensions]
-        if pooling.activate is not False:
-            y = ENDS[self.part.activation](y)
+        y = self.end(y, pooling)
         return y if pooling.task in OF_EACH_TOKEN else y[0]
+
+    def end(self, y: Tensor, pooling: Pooling) -> Tensor:
+        """Truncate and activate vectors, [rows, width]."""
+        y = y[:, : pooling.dimensions]
+        return y if pooling.activate is False else ENDS[self.part.activation](y)
 
 
 def _layer(stage: Stage) -> StageLayer:

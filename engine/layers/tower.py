@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from engine.distributed.world import World
-from engine.layers.audio import AudioLayer, spectrogram_rows
+from engine.layers.attention_pool import AttentionPoolLayer
+from engine.layers.audio import AudioLayer, ChunkedAudioLayer, audio_layer
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import Loadable
 from engine.layers.patches import (
@@ -24,7 +25,18 @@ from engine.layers.tiles import arranged
 from engine.layers.tower_executors import Rows, executor
 from engine.lowering.program import Program
 from engine.lowering.tower import ProjectorProgram, lower_tower
-from engine.models.media import AudioEmbedding, AveragePool, AverageRows, Media, Merge, media_tensors
+from engine.models.media import (
+    AttentionPool,
+    AveragePool,
+    AverageRows,
+    ClassRow,
+    JoinRows,
+    Media,
+    Merge,
+    Patches,
+    media_tensors,
+    pooling_heads,
+)
 from engine.models.parts import Rope
 from engine.models.sources import join
 
@@ -32,7 +44,7 @@ from engine.models.sources import join
 class TowerModel:
     """A tower and its projectors on one rank. Immutable after `load`."""
 
-    audio: AudioLayer | None = None
+    audio: AudioLayer | ChunkedAudioLayer | None = None
     positions: Tensor | None = None  # [rows, hidden]
     class_token: Tensor | None = None  # [hidden]
     newline: Tensor | None = None  # [hidden of the text model]
@@ -44,8 +56,9 @@ class TowerModel:
         self.media, self.target = media, target
         self.program = lower_tower(media, world.size)
         self.tensors = media_tensors(media)
-        if isinstance(media.tower.patches, AudioEmbedding):
-            self.audio = AudioLayer(media.tower.patches, media.tower.root)
+        if not isinstance(media.tower.patches, Patches):
+            self.audio = audio_layer(media.tower.patches, media.tower.root)
+        self.heads = {part: AttentionPoolLayer(part, path) for part, path in pooling_heads(media)}
         self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
 
     @property
@@ -80,6 +93,8 @@ class TowerModel:
             self.class_token = kept(join(tower.root, tower.class_token)).flatten()
         for one in self._executors.values():
             one.load(stored)
+        for head in self.heads.values():
+            head.load(read, self.target)
         if self.media.tiles is not None:
             self.newline = kept(self.media.tiles.newline)
 
@@ -112,12 +127,16 @@ class TowerModel:
         """Return the pixels of an item's patches, or the embeddings of its spectrogram, and its grids."""
         if self.audio is None:
             return pixel_rows(self.media.tower, item, cropped=self.media.tiles is None)
-        rows = spectrogram_rows(self.audio, item, self.target.dtype)
-        return rows, ((1, 1, len(rows)),)
+        return self.audio.rows(item, self.target.dtype)
 
     def _tokens(self, grid: Grid) -> int:
         """Return the number of embeddings of a grid."""
-        return grid[0] * grid[1] * grid[2] + (grid[0] if self.media.tower.keeps_class else 0)
+        return grid[0] * grid[1] * grid[2] + (grid[0] if self._adds_class else 0)
+
+    @property
+    def _adds_class(self) -> bool:
+        """Embeddings of a grid include that of the class token."""
+        return self.media.tower.keeps_class and not self.media.is_vector
 
     def _features(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the features of the patches, [patches, width of the features]."""
@@ -199,6 +218,14 @@ class TowerModel:
                     x = squares.mean(1)
                 case AverageRows(count=size):
                     x, grids = averaged(x, grids, size)
+                case JoinRows(count=size):
+                    x, grids = x.reshape(-1, size * x.shape[1]), tuple((n, 1, rows // size) for n, _, rows in grids)
+                case ClassRow():
+                    frames = torch.split(x, [high * wide + 1 for count, high, wide in grids for _ in range(count)])
+                    x, grids = torch.stack([frame[0] for frame in frames]), tuple((of[0], 1, 1) for of in grids)
+                case AttentionPool():
+                    frames = torch.split(x, [high * wide for count, high, wide in grids for _ in range(count)])
+                    x, grids = self.heads[stage](frames), tuple((of[0], 1, 1) for of in grids)
                 case Program():
                     x = self._executors[id(stage)].run(x)
         return x, grids

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from engine.lowering.measures import attends, buffer_widths
 from engine.lowering.program import Program
 from engine.lowering.tower import Stage, TowerProgram, lower_tower
-from engine.models.parts import AudioEmbedding, AveragePool, AverageRows, Media, Merge
+from engine.models.parts import (
+    AttentionPool,
+    AudioEmbedding,
+    AveragePool,
+    AverageRows,
+    ChunkedAudio,
+    ClassRow,
+    JoinRows,
+    Media,
+    Merge,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,8 @@ def tower_sizes(media: Media) -> TowerSizes:
                 elements += max(1, rows) * _elements(stage)
             else:
                 rows //= _rows(stage)
-                elements += rows * _rows(stage) * projector.width
+                copies = 3 if isinstance(stage, AttentionPool) else 1  # rows, keys and values
+                elements += rows * _rows(stage) * projector.width * copies
     return TowerSizes(patches, elements)
 
 
@@ -42,8 +53,10 @@ def _rows(stage: Stage) -> int:
     match stage:
         case Merge(side=side) | AveragePool(side=side):
             return side**2
-        case AverageRows(count=count):
+        case AverageRows(count=count) | JoinRows(count=count):
             return count
+        case ClassRow(rows=rows) | AttentionPool(rows=rows):
+            return rows
     return 1
 
 
@@ -51,6 +64,11 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
     """Return the elements of a patch and of its embedding, or of two frames of a spectrogram and of the results of both
     convolutions."""
     patches = media.tower.patches
+    if isinstance(patches, ChunkedAudio):
+        # The results of the first two convolutions, the largest ones, for a position of a chunk.
+        first, second = ((patches.mels + 1) // 2 * (patches.chunk + 1) // 2) * patches.channels, patches.channels
+        second *= (patches.mels + 3) // 4 * (patches.chunk + 3) // 4
+        return (patches.mels * patches.chunk + 2 * first + 2 * second) // patches.reduced(patches.chunk)
     if isinstance(patches, AudioEmbedding):
         return 2 * patches.mels + 4 * patches.hidden
     assert tower.patches is not None, "patches have a program"
@@ -59,7 +77,7 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
 
 def media_bytes(media: Media, step_tokens: int, cache_bytes: int, element_bytes: int) -> int:
     """Return the bytes of kept embeddings and of the largest step, whose embeddings are computed and then copied."""
-    step = step_tokens * (2 * media.width + tower_sizes(media).elements) * element_bytes
+    step = media.step_embeddings(step_tokens) * (2 * media.width + tower_sizes(media).elements) * element_bytes
     return cache_bytes + step
 
 

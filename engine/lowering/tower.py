@@ -21,21 +21,21 @@ from engine.lowering.program import (
 )
 from engine.models.media import (
     Activate,
-    AudioEmbedding,
-    AveragePool,
-    AverageRows,
+    JoinRows,
     Media,
     Merge,
+    Patches,
     Project,
     Projector,
     ProjectorStep,
+    RowStep,
     Tower,
     block_path,
 )
-from engine.models.parts import MLP
+from engine.models.parts import MLP, LayerNorm, RMSNorm
 from engine.models.sources import join
 
-Stage = Program | Merge | AveragePool | AverageRows
+Stage = Program | RowStep
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def lower_tower(media: Media, ranks: int = 1) -> TowerProgram:
 
 def _patches(tower: Tower, ranks: int) -> Program | None:
     patches = tower.patches
-    if isinstance(patches, AudioEmbedding):
+    if not isinstance(patches, Patches):
         return None
     steps: list[ProjectorStep] = [Project(linear=patches.linear)]
     if patches.norm is not None:
@@ -122,7 +122,7 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
     lowering, stages, at = _StepLowering(ranks), list[Stage](), width
     pending: list[ProjectorStep] = []
     for step in projector.steps:
-        if not isinstance(step, Merge | AveragePool | AverageRows):
+        if not isinstance(step, RowStep):
             pending.append(step)
             continue
         if pending:
@@ -130,7 +130,7 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
             stages.append(program)
             at, pending = program.out.width, []
         stages.append(step)
-        at *= step.side**2 if isinstance(step, Merge) else 1
+        at *= step.side**2 if isinstance(step, Merge) else step.count if isinstance(step, JoinRows) else 1
     if pending:
         stages.append(lowering.program(pending, projector.root, at))
     return ProjectorProgram(first, width, tuple(stages))
@@ -161,10 +161,10 @@ class _StepLowering(PartLowering):
                     y = Value(name=f"y{number}", width=step.hidden)
                     ops += self.mlp(step, join(root, step.name), x, y, "mlp")
                     x = y
-                case Merge() | AveragePool() | AverageRows():
-                    raise ValueError("rows are joined between programs")
-                case norm:
+                case LayerNorm() | RMSNorm() as norm:
                     y = Value(name=f"y{number}", width=norm.size)
                     ops.append(Normalize(x=x, y=y, weight=NormVector(norm=norm, path=root)))
                     x = y
+                case _:
+                    raise ValueError("rows are joined between programs")
         return Program(tuple(ops), x)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from engine.media.processor import AudioProcessor, Processor, VideoProcessor
 
 FAMILIES = {
+    "clip": "dual",
+    "colpali": "paligemma",
+    "colqwen2": "qwen_vl",
     "gemma3": "gemma3",
     "glm4v": "glm4v",
     "idefics3": "idefics3",
@@ -29,6 +32,8 @@ FAMILIES = {
     "qwen3_5_moe": "qwen_vl",
     "qwen3_vl": "qwen_vl",
     "qwen3_vl_moe": "qwen_vl",
+    "siglip": "dual",
+    "siglip2": "siglip2",
     "smolvlm": "idefics3",
 }
 """Module of engine.media with the function `declare`, by model type."""
@@ -43,9 +48,9 @@ VIDEO_FAMILIES = {
     "qwen3_vl": "qwen_video",
     "qwen3_vl_moe": "qwen_video",
 }
-AUDIO_FAMILIES = {"qwen2_audio": "qwen_audio"}
+AUDIO_FAMILIES = {"qwen2_audio": "qwen_audio", "qwen3_asr": "qwen3_asr", "voxtral": "voxtral"}
 """Modules of processors of videos and audio."""
-ANY_SIZE = frozenset(("glm4v", "idefics3", "pixtral", "qwen_video", "qwen_vl"))
+ANY_SIZE = frozenset(("glm4v", "idefics3", "pixtral", "qwen_video", "qwen_vl", "siglip2"))
 """Modules of models that read images of any size, so that a request may replace `size`. The towers of others read only
 the size of the checkpoint's settings."""
 

@@ -41,6 +41,7 @@ class Processed(msgspec.Struct, frozen=True):
     tensors: dict[str, MediaTensor]
     kind: Modality = "image"  # in the request
     modality: Modality = "image"  # for the engine: some models read a video as a series of images
+    seconds: float = 0.0  # duration of an audio clip
 
     @property
     def size(self) -> int:

@@ -11,6 +11,7 @@ from PIL import Image
 from engine.api.media import MediaTensor, Modality
 from engine.media.clip import Array, Clip
 from engine.media.processed import Processed, Tokens
+from engine.media.spectrogram import SAMPLE_RATE
 
 __all__ = ["Array", "AudioProcessor", "Layout", "Processor", "VideoProcessor"]
 
@@ -104,7 +105,7 @@ def process_audio(processor: AudioProcessor, samples: Array) -> Processed:
     """Process mono samples at 16 kHz. Raises MediaError."""
     layout = processor.layout(len(samples))
     tensors = _media_tensors(processor.tensors(samples))
-    return Processed(_digest(tensors), layout.text, layout.runs, tensors, "audio", "audio")
+    return Processed(_digest(tensors), layout.text, layout.runs, tensors, "audio", "audio", len(samples) / SAMPLE_RATE)
 
 
 def _media_tensors(arrays: Mapping[str, Array]) -> dict[str, MediaTensor]:

@@ -50,7 +50,16 @@ def log_mel(samples: Samples, *, mels: int, frames: int) -> Samples:
     count = frames * HOP
     padded = np.zeros(count, np.float32)
     padded[: min(count, len(samples))] = samples[:count]
-    signal = np.pad(padded, FFT // 2, mode="reflect")
+    return _log_mel(padded, mels, frames)
+
+
+def log_mel_of_all(samples: Samples, *, mels: int) -> Samples:
+    """Return the log-mel spectrogram of a clip without silence after it, [mels, samples // HOP]."""
+    return _log_mel(samples, mels, len(samples) // HOP)
+
+
+def _log_mel(samples: Samples, mels: int, frames: int) -> Samples:
+    signal = np.pad(samples, FFT // 2, mode="reflect")
     pieces = np.lib.stride_tricks.sliding_window_view(signal, FFT)[::HOP][:frames]
     window = 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(FFT) / FFT)
     power = np.abs(np.fft.rfft(pieces * window, axis=1)) ** 2

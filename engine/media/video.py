@@ -68,8 +68,8 @@ def _clip(container: Any, limits: VideoLimits) -> Clip:
     if stream.codec_context is None:
         raise MediaError("the codec of the video is not supported")
     stream.thread_type = "NONE"
-    width, height = int(stream.width or 0), int(stream.height or 0)
-    _check_size(width, height, limits)
+    stored = int(stream.width or 0), int(stream.height or 0)
+    _check_size(*stored, limits)
     rate = stream.average_rate or stream.guessed_rate
     if not rate or rate <= 0:
         raise MediaError("the video has no frame rate")
@@ -80,7 +80,17 @@ def _clip(container: Any, limits: VideoLimits) -> Clip:
         raise MediaError(
             f"the video has a duration of {float(frames / rate):,.1f} s; the limit is {limits.seconds:g} s"
         )
-    return Clip(frames, float(rate), width, height, lambda chosen: _decoded(container, chosen, (width, height), frames))
+    turns = _quarter_turns(container)
+    width, height = stored[::-1] if turns % 2 else stored
+    return Clip(frames, float(rate), width, height, lambda chosen: _decoded(container, chosen, stored, frames, turns))
+
+
+def _quarter_turns(container: Any) -> int:
+    """Return the number of quarter turns, anticlockwise, by which players rotate the frames. Phones store frames as the
+    sensor reads them, and the rotation in the metadata."""
+    container.seek(0)
+    frame = next(iter(container.decode(video=0)), None)
+    return 0 if frame is None else round(frame.rotation / 90) % 4
 
 
 def _check_size(width: int, height: int, limits: VideoLimits) -> None:
@@ -97,14 +107,16 @@ def _count(container: Any, stream: Any) -> int:
     return sum(1 for packet in container.demux(stream) if packet.size)
 
 
-def _decoded(container: Any, chosen: Sequence[int], size: tuple[int, int], announced: int) -> Iterator[Array]:
+def _decoded(
+    container: Any, chosen: Sequence[int], size: tuple[int, int], announced: int, turns: int = 0
+) -> Iterator[Array]:
     container.seek(0)
     at, last, number = 0, None, -1
     for number, frame in enumerate(container.decode(video=0)):
         if (frame.width, frame.height) != size:
             raise MediaError("the frames of the video have several sizes")
         while at < len(chosen) and chosen[at] == number:
-            last = np.moveaxis(frame.to_ndarray(format="rgb24"), -1, 0)
+            last = np.moveaxis(np.rot90(frame.to_ndarray(format="rgb24"), turns), -1, 0)
             yield last
             at += 1
         if at == len(chosen):

@@ -17,7 +17,7 @@ from engine.api.errors import CheckpointError, TaskError
 from engine.api.files import INDEX_BYTES, read_json_object
 from engine.formats.registry import settings_files
 from engine.gguf.file import find_gguf, parts_of
-from engine.models import qwen2_audio
+from engine.models import dual_encoders
 from engine.models.activations import check_parts
 from engine.models.adapters import Adapter
 from engine.models.assumed import UNSAID, assumed_tensors, assumptions
@@ -28,12 +28,14 @@ from engine.models.gguf import as_stored, read_weights
 from engine.models.gguf_families import made_config
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
+from engine.models.media import media_sources
 from engine.models.modules import Modules, read_modules
-from engine.models.multimodal import media_architecture, placed, with_media
+from engine.models.multimodal import AUDIO, media_architecture, placed, with_media
 from engine.models.parts import Model
 from engine.models.plugins import plugin_declaration
 from engine.models.quantized import Quantization, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
+from engine.models.retrieval import inner_config, retrieval_architecture, retrieval_modules
 from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
@@ -95,23 +97,30 @@ def read_checkpoint(
             f"{folder}: no such directory; model.source.path must name a checkpoint directory or a .gguf file"
         )
     place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
-    written = _read_config(folder, blocks)
+    outer = written = _read_config(folder, blocks)
+    retrieval, is_dual = retrieval_architecture(outer), _is_dual(outer)
+    if retrieval:
+        written = inner_config(outer)
     media = "" if task.text_only or blocks is not None else media_architecture(written)
-    wanted = task.audio if media in qwen2_audio.ARCHITECTURES else task.images
+    wanted = task.audio if media in AUDIO else task.images
     without_tower = bool(media) and not wanted and not has_prefix_attention(written)
-    text_only, media = task.text_only or without_tower, "" if without_tower else media
+    text_only, media = (task.text_only and not is_dual) or without_tower, "" if without_tower else media
     if text_only and has_prefix_attention(written):
         raise TaskError(
             f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, "
             "which is supported only together with images; leave the key out"
         )
     config = normalised(_text_config(written, folder) if text_only or media else written)
+    if is_dual:
+        config |= dual_encoders.outer_settings(written)
     generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, written, trust_remote_code)
     model = _declared(declare, config, place)
     if media:
         architecture, declared = media, model
         model = _declared(lambda written: with_media(declared, written), written, place)
+    if is_dual and model.media is not None and (task.text_only or not task.images):
+        model = replace(model, media=None, unread=(*model.unread, *media_sources(model.media)))
     check_parts(model, place)
     check_values(model, place)
     if model.foreign is not None and (blocks is not None or not weights):
@@ -131,6 +140,9 @@ def read_checkpoint(
         tensors = read_tensors(folder)
         quantization = None if quantization is None else quantization.named(tensors)
     modules = read_modules(folder)
+    if retrieval:
+        architecture = retrieval
+        modules = retrieval_modules(outer, model.embed.hidden, model.max_context, folder)
     if model.foreign is not None:
         count = sum(math.prod(info.shape) for info in tensors.values())
         model = replace(model, foreign=replace(model.foreign, parameters=count))
@@ -326,6 +338,12 @@ def _architecture(folder: Path, config: dict[str, Any], written: dict[str, Any],
         config["architectures"] = names[:1]
         return names[0], declare_foreign
     return names[0], declaration(names[0], written)
+
+
+def _is_dual(config: Mapping[str, Any]) -> bool:
+    """Return whether a model has separate encoders of texts and images."""
+    names = config.get("architectures")
+    return isinstance(names, list) and any(name in dual_encoders.ARCHITECTURES for name in names)
 
 
 def _declared(declare: Declare, config: dict[str, Any], place: str) -> Model:

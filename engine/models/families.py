@@ -18,6 +18,7 @@ from engine.models import (
     bloom,
     cohere,
     deepseek,
+    dual_encoders,
     ernie4_5,
     exaone,
     falcon,
@@ -100,7 +101,7 @@ RECURRENT = (
 )
 TRANSLATORS = (bart, t5)
 SPEECH = (whisper,)
-POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
+POOLED = (bert, dual_encoders, modernbert, nomic_bert, pooled_decoders)
 FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *SPEECH, *POOLED)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 

@@ -10,11 +10,15 @@ from dataclasses import replace
 from engine.models.parts import (
     MLP,
     Activate,
+    AttentionPool,
     AudioEmbedding,
     AveragePool,
     AverageRows,
+    ChunkedAudio,
+    ClassRow,
     GridPositions,
     GridRope,
+    JoinRows,
     Media,
     Merge,
     Patches,
@@ -22,6 +26,7 @@ from engine.models.parts import (
     Project,
     Projector,
     ProjectorStep,
+    RowStep,
     StoredTensor,
     Tiles,
     Tower,
@@ -30,11 +35,15 @@ from engine.models.sources import Shapes, audio_sources, branch_sources, join, l
 
 __all__ = [
     "Activate",
+    "AttentionPool",
     "AudioEmbedding",
     "AveragePool",
     "AverageRows",
+    "ChunkedAudio",
+    "ClassRow",
     "GridPositions",
     "GridRope",
+    "JoinRows",
     "Media",
     "Merge",
     "PatchPositions",
@@ -42,12 +51,14 @@ __all__ = [
     "Project",
     "Projector",
     "ProjectorStep",
+    "RowStep",
     "StoredTensor",
     "Tiles",
     "Tower",
     "block_path",
     "media_sources",
     "media_tensors",
+    "pooling_heads",
     "projector_tensors",
 ]
 
@@ -62,6 +73,12 @@ def tokens_per_image(media: Media) -> int:
     for step in media.projectors[0].steps:
         joined *= step.side if isinstance(step, Merge | AveragePool) else 1
     return (positions.side // joined) ** 2
+
+
+def pooling_heads(media: Media) -> tuple[tuple[AttentionPool, str], ...]:
+    """Return the pooling heads of all projectors with their paths."""
+    steps = ((step, one.root) for one in media.projectors for step in one.steps)
+    return tuple((step, join(root, step.name)) for step, root in steps if isinstance(step, AttentionPool))
 
 
 PREFIX_TEXT = 512  # tokens of text that a prompt with bidirectional attention has room for beside an image
@@ -106,9 +123,36 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
     tower, tiles = media.tower, media.tiles
     found = [] if tower.positions is None else [join(tower.root, tower.positions.name)]
     found += [join(tower.root, tower.class_token)] if tower.class_token else []
-    if isinstance(tower.patches, AudioEmbedding):
-        found += audio_sources(tower.patches, tower.root)
+    if not isinstance(tower.patches, Patches):
+        found += _input_sources(tower)
+    for head, path in pooling_heads(media):
+        found += pooling_head_sources(head, path)
     return (*found, *(() if tiles is None else (tiles.newline,)))
+
+
+def chunked_sources(part: ChunkedAudio, root: str) -> Shapes:
+    """Return the tensors of a chunked embedding of audio."""
+    found: Shapes = {}
+    for name, inputs in zip(part.convolutions, (1, part.channels, part.channels), strict=True):
+        found[join(root, name, "weight")] = (part.channels, inputs, 3, 3)
+        found[join(root, name, "bias")] = (part.channels,)
+    return found | {join(root, part.out, "weight"): (part.hidden, part.channels * part.bands)}
+
+
+def pooling_head_sources(head: AttentionPool, path: str) -> Shapes:
+    """Return the tensors of a pooling head. Those of its attention have the names of torch.nn.MultiheadAttention."""
+    size, inside = head.hidden, join(path, "attention")
+    found: Shapes = {
+        join(path, "probe"): (1, 1, size),
+        join(inside, "in_proj_weight"): (3 * size, size),
+        join(inside, "in_proj_bias"): (3 * size,),
+        join(inside, "out_proj.weight"): (size, size),
+        join(inside, "out_proj.bias"): (size,),
+    }
+    found |= norm_sources(head.norm, path, (size,))
+    for linear in mlp_linears(head.mlp):
+        found |= linear_sources(linear, join(path, head.mlp.name))
+    return found
 
 
 def media_sources(media: Media) -> Shapes:
@@ -146,6 +190,8 @@ def _input_sources(tower: Tower) -> Shapes:
     patches = tower.patches
     if isinstance(patches, AudioEmbedding):
         return audio_sources(patches, tower.root)
+    if isinstance(patches, ChunkedAudio):
+        return chunked_sources(patches, tower.root)
     shapes: Shapes = {join(tower.root, patches.source, "weight"): patches.stored}
     if patches.bias:
         shapes[join(tower.root, patches.source, "bias")] = (tower.hidden,)
@@ -154,8 +200,10 @@ def _input_sources(tower: Tower) -> Shapes:
 
 def _step_sources(step: ProjectorStep, root: str) -> Shapes:
     match step:
-        case Merge() | AveragePool() | AverageRows() | Activate():
+        case Merge() | AveragePool() | AverageRows() | JoinRows() | ClassRow() | Activate():
             return {}
+        case AttentionPool():
+            return pooling_head_sources(step, join(root, step.name))
         case Project(linear=linear):
             return linear_sources(linear, root)
         case MLP():

@@ -40,6 +40,10 @@ class LateInteraction:
     lengths: tuple[int, int]  # maximum number of tokens, to which texts are truncated
     skipped: tuple[str, ...]  # document tokens that are computed but not compared
     expands: bool  # queries are padded with mask tokens
+    prompts: tuple[str, str] = ("", "")
+    """Prompts of a query and of a document that is an image: {1} is the text, {2} the padding of a query, {bos} the
+    first token, {image} the placeholder. Empty for models of texts alone."""
+    padding: int = 0  # padding tokens that {2} is
 
 
 @dataclass(frozen=True)

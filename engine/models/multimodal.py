@@ -19,16 +19,22 @@ from engine.models import (
     llava_next,
     mistral3,
     qwen2_audio,
+    qwen3_asr,
     qwen_vl,
+    voxtral,
 )
 from engine.models.media import Media, Projector, projector_tensors
-from engine.models.parts import AudioEmbedding, Model
+from engine.models.parts import Model, Patches
 from engine.models.sources import join
 from engine.models.text_only import text_decoder
 
+AUDIO = (*qwen2_audio.ARCHITECTURES, *qwen3_asr.ARCHITECTURES, *voxtral.ARCHITECTURES)
+"""Architectures whose only media are audio clips."""
 DeclareMedia = Callable[[Mapping[str, Any], int], Media]
 FAMILIES = (
     *(gemma_media, glm4v, idefics3, internvl, kimi_vl, llama4_media, llava, llava_next, mistral3, qwen2_audio, qwen_vl),
+    voxtral,
+    qwen3_asr,
 )
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
@@ -57,7 +63,7 @@ def placed(model: Model, names: Mapping[str, object]) -> Model:
 def _placed(media: Media, names: Mapping[str, object]) -> Media:
     tower, tiles = media.tower, media.tiles
     patches = tower.patches
-    first = patches.convolutions[0] if isinstance(patches, AudioEmbedding) else patches.source
+    first = patches.source if isinstance(patches, Patches) else patches.convolutions[0]
     root = _prefix(names, join(first, "weight"))
     made = replace(
         media,

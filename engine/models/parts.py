@@ -770,6 +770,7 @@ class AudioEmbedding:
     convolutions: tuple[str, str] = ("conv1", "conv2")
     table: str = "embed_positions"
     name: str = ""  # prefix of the names
+    complete: bool = False  # an item is one or more complete windows, without a mask
 
     @property
     def frames(self) -> int:
@@ -778,6 +779,40 @@ class AudioEmbedding:
     @property
     def norm(self) -> None:
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedAudio:
+    """Embedding of a log-mel spectrogram [mels, frames] of any length, in chunks, of which the last one is padded with
+    zeros: x = W gelu(conv3(gelu(conv2(gelu(conv1(chunk)))))) + row of the position within the chunk. The convolutions
+    are 3 · 3 with a stride of 2; W reads the channels of all bands. Rows are sines and cosines. `window` chunks attend
+    to one another."""
+
+    mels: int
+    hidden: int
+    channels: int
+    chunk: int  # frames
+    window: int
+    convolutions: tuple[str, str, str] = ("conv2d1", "conv2d2", "conv2d3")
+    out: str = "conv_out"  # W
+    norm: None = None
+
+    @property
+    def bands(self) -> int:
+        """Bands after the convolutions."""
+        return self.reduced(self.mels)
+
+    def positions(self, frames: int) -> int:
+        """Return the number of embeddings of a spectrogram."""
+        whole, rest = divmod(frames, self.chunk)
+        return whole * self.reduced(self.chunk) + self.reduced(rest)
+
+    @staticmethod
+    def reduced(size: int) -> int:
+        """Return the size after the convolutions."""
+        for _ in range(3):
+            size = (size + 1) // 2
+        return size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -846,6 +881,8 @@ class Pooler:
     labels: tuple[str, ...] = ()
     dimensions: tuple[int, ...] = ()  # lengths to which a vector may be truncated before normalisation
     any_dimensions: bool = False
+    padding: int | None = None  # token with which texts are padded to the longest prompt (SigLIP)
+    canonical: Literal["", "lower", "words"] = ""  # texts are in lower case; words: and without punctuation
     whole: bool = True  # False: there are only vectors of single tokens (late interaction)
 
 
@@ -912,6 +949,7 @@ class PatchPositions:
     `fit` says how the table fits other grids:
 
     none      it does not: all images have the size of the table
+    bilinear  bilinear interpolation between the centres of patches, with antialiasing (SigLIP 2)
     corners   bilinear interpolation, with the corners of the grid at the corners of the table (Qwen3-VL)
     bicubic   bicubic interpolation between the centres of patches
     nearest   the row of the table whose share of the side has the patch's begin (Idefics3)
@@ -919,7 +957,7 @@ class PatchPositions:
 
     name: str
     side: int
-    fit: Literal["none", "corners", "bicubic", "nearest"] = "none"
+    fit: Literal["none", "bilinear", "corners", "bicubic", "nearest"] = "none"
     class_row: bool = False  # the table has a row for the class token, in the place of the token
     stored: tuple[int, ...] = ()  # shape in the checkpoint, if it is not [rows, hidden]
 
@@ -953,7 +991,7 @@ class StoredTensor:
 class Tower:
     """features = the outputs of the blocks `taken`, side by side."""
 
-    patches: Patches | AudioEmbedding
+    patches: Patches | AudioEmbedding | ChunkedAudio
     """Embedding of the inputs; the parts below about grids are for patches."""
     blocks: tuple[Block, ...]
     taken: tuple[int, ...]  # numbers of blocks computed before a feature is taken; `norm` applies to all of them
@@ -1006,6 +1044,33 @@ class AverageRows:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JoinRows:
+    """Join `count` consecutive rows of a frame side by side."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRow:
+    """The row of the class token of each frame, which precedes the others."""
+
+    rows: int  # rows of an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPool:
+    """y = p + mlp(norm(p)), where p is the attention of a learned query, `probe`, to all rows of a frame (SigLIP).
+    Every rank computes it completely."""
+
+    hidden: int
+    heads: int
+    norm: LayerNorm
+    mlp: "MLP"
+    rows: int  # rows of an image of the usual size
+    name: str = "head"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Project:
     """y = act(x W^T (+ b))."""
 
@@ -1020,7 +1085,9 @@ class Activate:
     act: str
 
 
-ProjectorStep = Merge | AveragePool | AverageRows | Project | Activate | Norm | MLP
+RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | AttentionPool
+"""Steps after which there are fewer rows."""
+ProjectorStep = RowStep | Project | Activate | Norm | MLP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1078,11 +1145,14 @@ class Media:
     these blocks of the text model (Qwen3-VL)."""
     positions: GridPositions | None = None
     tiles: Tiles | None = None
+    is_vector: bool = False
+    """An item is a prompt of its own, of one token, and its only embedding is the vector of the prompt. The text model
+    does not read it (CLIP)."""
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
         """Modalities of the items that the tower reads."""
-        if isinstance(self.tower.patches, AudioEmbedding):
+        if not isinstance(self.tower.patches, Patches):
             return ("audio",)
         return ("image",) if self.video_token is None else ("image", "video")
 
@@ -1090,6 +1160,14 @@ class Media:
     def width(self) -> int:
         """Columns of an embedding."""
         return self.hidden * (1 + len(self.deepstack))
+
+    def step_embeddings(self, step_tokens: int) -> int:
+        """Return the number of embeddings that the tower computes in a step with this many tokens of media. The vector
+        of an image counts as all of its patches."""
+        if not self.is_vector:
+            return step_tokens
+        steps = (step for one in self.projectors for step in one.steps)
+        return max(1, step_tokens // max(step.rows for step in steps if isinstance(step, ClassRow | AttentionPool)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,8 @@ def declare(config: Mapping[str, Any]) -> Model:
     labels = len(classifier(config, "last", (), each_token=False).labels)
     stages = (dense("", "score", hidden, labels, bias=False),)
     pooler = classifier(config, "last", stages, each_token=False)
-    return replace(model, head=None, pooler=pooler, unread=UNREAD)
+    head = () if model.head is None else (f"{model.head.name}.weight", f"{model.head.name}.bias")
+    return replace(model, head=None, pooler=pooler, unread=(*model.unread, *UNREAD, *head))
 
 
 def embedder(model: Model) -> Model:
@@ -38,4 +39,5 @@ def embedder(model: Model) -> Model:
     if attention is bidirectional."""
     pool: Pool = "mean" if is_bidirectional(model) else "last"
     pooler = Pooler(task="embed", width=model.embed.hidden, pool=pool, activation="normalize")
-    return replace(model, head=None, pooler=pooler, unread=UNREAD)
+    head = () if model.head is None else (f"{model.head.name}.weight", f"{model.head.name}.bias")
+    return replace(model, head=None, pooler=pooler, unread=(*model.unread, *UNREAD, *head))

@@ -15,7 +15,7 @@ _CLIP: dict[str, Any] = {
     **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     **{"num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
 }
-_SIGLIP = {**_CLIP, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+SIGLIP = {**_CLIP, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 _PIXTRAL: dict[str, Any] = {
     **{"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
     **{"num_channels": 3, "image_size": 1024, "patch_size": 16, "hidden_act": "gelu", "rope_theta": 10_000.0},
@@ -60,7 +60,7 @@ def pre_norm_block(attention: Attention, mlp: MLP, norm: Norm, names: tuple[str,
     )
 
 
-def encoder_block(c: Config) -> Block:
+def encoder_block(c: Config, *, causal: bool = False) -> Block:
     """Return the block that CLIP, SigLIP and Idefics3 have."""
     attention = Attention(
         hidden=c.hidden,
@@ -69,7 +69,7 @@ def encoder_block(c: Config) -> Block:
         head_dim=c.head_dim,
         rope=None,
         bias=(True, True),
-        causal=False,
+        causal=causal,
         sources=("q_proj", "k_proj", "v_proj", "out_proj"),
     )
     mlp = plain_mlp(c, ("fc1", "fc2"))
@@ -112,7 +112,7 @@ def clip_tower(config: Mapping[str, Any], layers: Sequence[int], **defaults: Any
 
 def siglip_tower(config: Mapping[str, Any], layers: Sequence[int] | None, **defaults: Any) -> Tower:
     """layers: as in `clip_tower`, or None for the normalised output."""
-    c = vision_config(config, **{**_SIGLIP, **defaults})
+    c = vision_config(config, **{**SIGLIP, **defaults})
     taken = (c.layers,) if layers is None else taken_blocks(c.layers, layers)
     norm = LayerNorm(size=c.hidden, eps=c.number("layer_norm_eps"), name="post_layernorm")
     unused = ("post_layernorm.",) if layers is not None else ()

@@ -251,7 +251,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
             states = allocate_states(text_model.states, config.scheduling.slots, snapshots or 0, device)
             if isinstance(text_model, TextModel) and text_model.pooler is not None:
-                runner = PooledRunner(text_model, form, pages, table, states)
+                runner = PooledRunner(text_model, form, pages, table, states, media)
             else:
                 runner = HostRunner(text_model, form, pages, table, states, media, drafter(blocks + reserve))
         table_bytes = table.nbytes

@@ -50,7 +50,8 @@ class DeviceParts:
     ) -> DeviceRunner | PooledDeviceRunner:
         states = self.states if self.states.layout.layers else None
         if self.pooler is not None:
-            return PooledDeviceRunner(self.model, self.pooler, self.layout, pages, self.device_table, states)
+            parts = self.model, self.pooler, self.layout, pages, self.device_table
+            return PooledDeviceRunner(*parts, states, self.media)
         recorder = recorder_of(pages.device)
         tables = self.table, self.device_table
         return DeviceRunner(self.model, self.layout, pages, *tables, graph_sizes, recorder, states, self.media, draft)

@@ -91,6 +91,17 @@ class MediaStore:
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
 
     @property
+    def is_vector(self) -> bool:
+        """An embedding is the vector of a prompt, which the text model does not read."""
+        return self._media.is_vector
+
+    def vectors(self, media: StepMedia) -> dict[int, Tensor]:
+        """Return the vectors of images of the step, by the number of their token."""
+        if not self.is_vector or media.rows is None:
+            return {}
+        return dict(zip(media.rows.tokens.tolist(), media.rows.embeddings, strict=True))
+
+    @property
     def nbytes(self) -> int:
         """Size of the embeddings that are kept."""
         return self._size

@@ -1,7 +1,7 @@
 """A step of a pooling model: no tokens are sampled, and a complete prompt is pooled to a vector."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +14,8 @@ from engine.layers.batch import Batch
 from engine.layers.model import TextModel
 from engine.layers.pooler import PoolingState
 from engine.worker.batch import build_batch
-from engine.worker.host import rows_not_finite
+from engine.worker.host import rows_not_finite, with_media
+from engine.worker.media import NO_MEDIA, MediaStore
 from engine.worker.rows import PlanRows, plan_rows
 from engine.worker.states import States
 from engine.worker.table import RequestTable
@@ -36,10 +37,17 @@ class PooledRunner:
     """Runs steps synchronously, like HostRunner. The state of partially computed prompts is kept by slot."""
 
     def __init__(
-        self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable, states: States
+        self,
+        text_model: TextModel,
+        layout: Layout,
+        pages: Tensor,
+        table: RequestTable,
+        states: States,
+        media: MediaStore | None = None,
     ) -> None:
+        """media: of a model that reads more than text."""
         assert text_model.pooler is not None, "only for pooling models"
-        self._states = states
+        self._states, self._media = states, media
         self._text_model, self._pooler = text_model, text_model.pooler
         self._layout, self._pages, self._table = layout, pages, table
         self._has_segments = text_model.model.embed.segments is not None
@@ -50,22 +58,29 @@ class PooledRunner:
         rows = plan_rows(plan)
         if not len(rows.slots):
             return lambda: StepResult(plan.step, ())
-        batch = self._batch(rows)
+        media, batch = NO_MEDIA, self._batch(rows)
+        if self._media is not None:
+            media = self._media.inputs(rows)
+            batch = batch if self._media.is_vector else with_media(batch, media)
         self._states.restore(plan)
         hidden = self._text_model.forward(batch, self._pages, self._states.layers)
         self._states.save(plan)
-        failed = rows_not_finite(hidden, batch)
+        failed = rows_not_finite(hidden, batch) | media.failed
+        of_items = {} if self._media is None else self._media.vectors(media)
         found: dict[int, Tensor] = {}
         starts = np.cumsum(rows.count) - rows.count
         for row, (slot, start) in enumerate(zip(rows.slots.tolist(), starts.tolist(), strict=True)):
             mine = self._open[slot]
+            mine.gathered.of_item = of_items.get(start)
             self._pooler.gather(mine.gathered, hidden[start : start + int(rows.count[row])], mine.pooling)
-            if rows.ends[row] == mine.tokens:
+            if rows.ends[row] == mine.tokens and row not in failed:
                 found[row] = self._pooler.finish(mine.gathered, mine.pooling)
-        return lambda: _result(plan, found, failed)
+        return lambda: replace(_result(plan, found, failed), media=media.counts)
 
     def _take(self, plan: StepPlan) -> None:
         self._table.apply(plan)
+        if self._media is not None:
+            self._media.apply(plan)
         follow(plan, self._open, lambda new, pooling: OpenPrompt(pooling, new.prompt_tokens, new.segments))
 
     def _batch(self, rows: PlanRows) -> Batch:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.api.errors import NOT_FINITE
@@ -20,6 +21,7 @@ from engine.layers.fused_pooler import FusedPooler
 from engine.layers.pooler import OF_EACH_TOKEN
 from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
+from engine.worker.media import NO_MEDIA, MediaStore
 from engine.worker.pooled import follow, packed
 from engine.worker.results import PendingTransfer, Results
 from engine.worker.rows import PlanRows, plan_rows
@@ -46,11 +48,14 @@ class OpenPrompt:
     pooling: Pooling
     tokens: int
     pieces: list[PendingTokens] = field(default_factory=list)  # vectors of its tokens so far, for per-token tasks
+    of_item: Tensor | None = None  # vector of an image, which replaces pooling and stages
 
     @property
     def key(self) -> "PoolingKey":
         asked = self.pooling
-        return PoolingKey(asked.task in OF_EACH_TOKEN, asked.dimensions, asked.activate is not False)
+        return PoolingKey(
+            asked.task in OF_EACH_TOKEN, asked.dimensions, asked.activate is not False, self.of_item is not None
+        )
 
 
 class PoolingKey(NamedTuple):
@@ -59,6 +64,7 @@ class PoolingKey(NamedTuple):
     of_each_token: bool
     dimensions: int | None
     activated: bool
+    of_item: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,10 @@ class PooledDeviceRunner:
         pages: Tensor,
         device_table: DeviceTable,
         states: States | None = None,
+        media: MediaStore | None = None,
     ) -> None:
-        """states: of a recurrent model."""
+        """states: of a recurrent model. media: of a model that reads more than text."""
+        self._media = media
         self._model, self._pooler, self._device = model, pooler, pages.device
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
         self._states = states
@@ -91,14 +99,22 @@ class PooledDeviceRunner:
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
         rows = plan_rows(plan)
+        if self._media is not None:
+            self._media.apply(plan)
         self._upload.send(plan, rows, None)
         follow(plan, self._open, lambda new, pooling: OpenPrompt(pooling, new.prompt_tokens))
         if not len(rows.slots):
             return lambda: StepResult(plan.step, ())
         self._upload.check(plan)
         alone = rows.count == 1
+        media = NO_MEDIA if self._media is None else self._media.inputs(rows)
+        of_items = {} if self._media is None else self._media.vectors(media)
         step = self._steps.step(
-            len(rows.slots), int(rows.count.sum()), singles=bool(alone.any()), spans=not alone.all()
+            len(rows.slots),
+            int(rows.count.sum()),
+            singles=bool(alone.any()),
+            spans=not alone.all(),
+            media=NO_MEDIA if self._media is not None and self._media.is_vector else media,
         )
         if self._states is not None:
             self._states.restore(plan)
@@ -106,15 +122,18 @@ class PooledDeviceRunner:
         if self._states is not None:
             self._states.save(plan)
         prompts = [self._open[slot] for slot in rows.slots.tolist()]
+        starts = (np.cumsum(rows.count) - rows.count).tolist()
+        for prompt, start in zip(prompts, starts, strict=True):
+            prompt.of_item = of_items.get(start)
         groups = _group_rows(prompts, rows)
         finished = self._finished(groups, prompts, rows, step, hidden)
         arriving = self._results.fetch((FINITE_ROWS(hidden, step.query_start), *finished))
         found = _found(groups, prompts, rows, arriving)
 
         def result() -> StepResult:
-            failed = dict.fromkeys(np.flatnonzero(arriving.wait()[0]).tolist(), NOT_FINITE)
+            failed = dict.fromkeys(np.flatnonzero(arriving.wait()[0]).tolist(), NOT_FINITE) | media.failed
             pooled = {row: read() for row, read in found.items() if row not in failed}
-            return StepResult(plan.step, (-1,) * len(plan.rows), failed=failed, pooled=pooled)
+            return StepResult(plan.step, (-1,) * len(plan.rows), failed=failed, pooled=pooled, media=media.counts)
 
         return result
 
@@ -133,6 +152,10 @@ class PooledDeviceRunner:
             vectors = self._pooler.gather(hidden, step.query_start, step.slot, first)
         made = []
         for some in groups:
+            if some.key.of_item:
+                x = torch.stack([tensor for row in some.rows if (tensor := prompts[row].of_item) is not None]).float()
+                made.append(self._pooler.end(x, prompts[some.rows[0]].pooling))
+                continue
             if some.key.of_each_token:
                 starts = (np.cumsum(rows.count) - rows.count)[some.rows]
                 tokens = np.repeat(starts - (np.cumsum(some.counts) - some.counts), some.counts)

@@ -13,7 +13,7 @@ from appliance.output_formats.declaration import OutputFormat
 from appliance.output_formats.formats import AUTO, PLAIN, chosen, recognise
 from appliance.server.chat.encoder_input import NO_CONVERSATIONS
 from appliance.server.chat.functions import function_tools, offered
-from appliance.server.chat.media import MediaText, chat_media, expanded
+from appliance.server.chat.media import MediaText, chat_media, expanded, media_options
 from appliance.server.chat.messages import template_messages
 from appliance.server.schema.chat import ChatRequest, Conversation
 from engine.api.errors import RequestError
@@ -111,8 +111,7 @@ def _check_options(body: Conversation, text: Text) -> None:
     for name in ("media_io_kwargs", "mm_processor_kwargs"):
         if getattr(body, name) is not None and text.media is None:
             raise RequestError(f"{name} is not supported; the model accepts only text.", name)
-    if body.media_io_kwargs is not None:
-        raise RequestError("media_io_kwargs is not supported; use mm_processor_kwargs.", "media_io_kwargs")
+    media_options(body.media_io_kwargs)
 
 
 def _unusual(body: Conversation) -> tuple[str, str] | None:
@@ -144,5 +143,6 @@ def tokenize(body: Conversation, rendered: Rendered, text: Text, media: LoadedMe
     """Return the prompt ids of a rendered conversation and its media, as in `Served.media`."""
     if text.media is None or media is None:
         return Expanded(text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens), ())
-    parts = list(chat_media(body.messages, text.known_media, body.mm_processor_kwargs))
+    options = body.mm_processor_kwargs, "messages", body.media_io_kwargs
+    parts = list(chat_media(body.messages, text.known_media, *options))
     return expanded(rendered.text, parts, media, text.known_media, text.tokenizer, body.add_special_tokens)

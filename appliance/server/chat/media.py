@@ -23,6 +23,12 @@ PARTS: dict[str, tuple[Modality, str]] = {
     "input_audio": ("audio", "input_audio"),
 }
 """Modality and field of a content part, by its type."""
+IO_OPTIONS: dict[str, frozenset[str]] = {
+    "image": frozenset(("image_mode",)),
+    "video": frozenset(("num_frames", "fps", "max_frames")),
+    "audio": frozenset(),
+}
+"""Settings of media_io_kwargs by modality."""
 MAX_UUID = 256
 _PROBE = "Wq7"
 """Text that no template contains."""
@@ -62,7 +68,8 @@ def media_text(tokens: Mapping[Modality, Tokens], tokenizer: Tokenizer, template
     """
     known: dict[Modality, Known] = {}
     for kind, one in tokens.items():
-        token_id = tokenizer.convert_tokens_to_ids(one.image)
+        # An image of a model with an encoder of its own has no token.
+        token_id = tokenizer.convert_tokens_to_ids(one.image) if one.image else 0
         if token_id is None:
             raise CheckpointError(f"the tokenizer has no token {one.image!r}, which the {kind} processor names")
         known[kind] = Known(one, token_id)
@@ -87,19 +94,51 @@ def part_modality(part: Any) -> Modality | None:
 
 
 def chat_media(
-    messages: Sequence[dict[str, Any]], known: Mapping[Modality, Known], options: Mapping[str, Any] | None = None
+    messages: Sequence[dict[str, Any]],
+    known: Mapping[Modality, Known],
+    options: Mapping[str, Any] | None = None,
+    where: str = "messages",
+    io: Mapping[str, Any] | None = None,
 ) -> Iterator[MediaPart]:
     """Yield the media of chat messages that the model reads, in order. options: settings of the processor that the
-    request replaces. Raise RequestError for an invalid part."""
-    chosen = "" if options is None else _options_text(options)
+    request replaces. where: path of the messages. io: media_io_kwargs of the
+    request. Raise RequestError for an invalid part."""
+    chosen = "" if options is None else options_text(options)
+    of_kind = {kind: options_text({**own, **(options or {})}) for kind, own in media_options(io).items()}
     for at, message in enumerate(messages):
         content = message.get("content")
         for index, part in enumerate(content if isinstance(content, list) else ()):
-            if part_modality(part) in known:
-                yield media_part(part, f"messages.{at}.content.{index}", chosen)
+            kind = part_modality(part)
+            if kind is not None and kind in known:
+                yield media_part(part, f"{where}.{at}.content.{index}", of_kind.get(kind, chosen))
 
 
-def _options_text(options: Mapping[str, Any]) -> str:
+def media_options(given: Mapping[str, Any] | None) -> dict[Modality, dict[str, Any]]:
+    """Return the settings of processors in media_io_kwargs, by modality. Raise RequestError for others.
+
+    A video's `num_frames` -1 stands for all frames."""
+    found: dict[Modality, dict[str, Any]] = {}
+    for kind, options in (given or {}).items():
+        if kind not in IO_OPTIONS or not isinstance(options, dict):
+            raise RequestError(
+                f"media_io_kwargs: {kind[:100]!r} must be {' or '.join(map(repr, IO_OPTIONS))}, with an object.",
+                "media_io_kwargs",
+            )
+        if unknown := sorted(options.keys() - IO_OPTIONS[kind]):
+            allowed = ", ".join(sorted(IO_OPTIONS[kind])) or "none"
+            raise RequestError(
+                f"media_io_kwargs: {kind}.{unknown[0][:100]} is not supported; known: {allowed}.", "media_io_kwargs"
+            )
+        if kind == "image" and options.get("image_mode", "RGB") != "RGB":
+            raise RequestError("media_io_kwargs: image.image_mode must be RGB.", "media_io_kwargs")
+        if kind == "video":
+            every = options.get("num_frames") == -1
+            kept = {key: value for key, value in options.items() if key != "num_frames" or not every}
+            found["video"] = {**kept, **({"do_sample_frames": False} if every else {})}
+    return found
+
+
+def options_text(options: Mapping[str, Any]) -> str:
     """Return mm_processor_kwargs as JSON with sorted keys, or an empty text for none. Raise RequestError."""
     try:
         given = given_options(options)
@@ -121,7 +160,8 @@ def media_part(part: dict[str, Any], where: str, options: str = "") -> MediaPart
     if not isinstance(url, str) or not url:
         wanted = "data in base64 and their format" if name == "input_audio" else f"the URL of the {kind}"
         raise RequestError(f"{where} must have {wanted}.", where)
-    return MediaPart(kind, url, where, uuid or "", options)
+    form = given["format"] if name == "input_audio" and isinstance(given, dict) else ""
+    return MediaPart(kind, url, where, uuid or "", options, form)
 
 
 def _audio_url(given: Any) -> str | None:

@@ -1,19 +1,22 @@
 """Parsing of Cohere's embed requests, and its vector formats."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from appliance.server.chat.messages import part_text
+from appliance.media.part import MediaPart
 from appliance.server.chat.parsed import Served
+from appliance.server.pooling.contents import Content, content_of, reads_alone, with_media_parts
 from appliance.server.pooling.instructions import lead
 from appliance.server.pooling.plan import (
     PoolPlan,
+    alone_prompt,
     check_count,
     cut_dimensions,
     facts,
     naming,
     pieces,
     planned,
+    rendered_media,
     terms,
     text_ids,
 )
@@ -26,21 +29,25 @@ from engine.api.messages import Pooled, Pooling
 INPUT_TYPES = ("search_query", "search_document", "classification", "clustering")
 
 
-def _texts(body: EmbedRequest) -> tuple[str, list[str]]:
-    """Return the texts and the name of their field."""
+def _contents(body: EmbedRequest, served: Served) -> tuple[str, list[Content]]:
+    """Return the inputs and the name of their field. Raise RequestError for images that the model does not read."""
     given = [name for name in ("texts", "images", "inputs") if getattr(body, name)]
     if len(given) != 1:
         raise RequestError("Exactly one of texts, images and inputs must be given and must not be empty.", "texts")
     if body.images:
-        raise RequestError("images are not supported; the model accepts only text.", "images")
+        if "image" not in served.text.known_media:
+            raise RequestError("images are not supported; the model accepts only text.", "images")
+        return "images", [MediaPart("image", url, f"images.{at}") for at, url in enumerate(body.images)]
     if body.texts:
-        return "texts", body.texts
-    contents = body.inputs or []
-    joined = [
-        "\n".join(part_text(part, f"inputs[{at}].content[{place}]", "inputs") for place, part in enumerate(one.content))
-        for at, one in enumerate(contents)
-    ]
-    return "inputs", joined
+        return "texts", list(body.texts)
+    contents = enumerate(body.inputs or [])
+    return "inputs", [content_of(one.content, f"inputs[{at}].content", "inputs", served) for at, one in contents]
+
+
+def embed_media(body: EmbedRequest, served: Served) -> Iterator[MediaPart]:
+    """Yield the images of a request, for a model that reads images."""
+    if served.text.media is not None:
+        yield from with_media_parts(_contents(body, served)[1])
 
 
 def _prefix(body: EmbedRequest, served: Served) -> str:
@@ -57,7 +64,7 @@ def _prefix(body: EmbedRequest, served: Served) -> str:
 
 def plan_embed(body: EmbedRequest, served: Served) -> PoolPlan:
     """Return the parsed request. Raise RequestError if it cannot be served."""
-    field, texts = _texts(body)
+    field, texts = _contents(body, served)
     check_count(len(texts), field, served.config)
     types = body.embedding_types or ()
     dimensions = cut_dimensions(body.output_dimension, served.config, "output_dimension")
@@ -80,6 +87,12 @@ def plan_embed(body: EmbedRequest, served: Served) -> PoolPlan:
     conditions, prefix, prompts = terms(fields, served), _prefix(body, served), []
     for at, text in enumerate(texts):
         with naming(field, at, len(texts)):
+            if reads_alone(facts(served.config)):
+                prompts.append([alone_prompt(text, prefix, conditions, served, field)])
+                continue
+            if not isinstance(text, str):
+                prompts.append([rendered_media(text, conditions, served)])
+                continue
             ids = text_ids(prefix + text, conditions, served)
             if cut is None and body.max_tokens is not None and len(ids) > body.max_tokens:
                 raise RequestError(

@@ -6,8 +6,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from appliance.server.cohere.request import plan_embed, typed
+from appliance.server.cohere.request import embed_media, plan_embed, typed
 from appliance.server.http.body import json_body, read_body
+from appliance.server.http.media import with_media
 from appliance.server.http.pipeline import as_json
 from appliance.server.http.service import Service, service_of
 from appliance.server.pooling.pooled import pool, receive_pooling
@@ -18,6 +19,7 @@ router = APIRouter()
 
 async def create_embed(service: Service, request: Request, body: EmbedRequest) -> Response:
     call = receive_pooling(service, request, body, "embed")
+    call = await with_media(call, embed_media(body, call.context))
     plan = await asyncio.to_thread(plan_embed, body, call.context)
     outcome = await pool(call, body, plan)
     tokens = outcome.plan.tokens

@@ -10,12 +10,14 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import httptools
 from starlette.responses import Response
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 from appliance.config.gateway import GatewayConfig
 from appliance.server.errors.api import ApiError, BadRequest, HeadTooLarge, RequestTimeout, error_response
@@ -24,7 +26,7 @@ from appliance.server.http.connections import CloseReason, Connection, Connectio
 
 log = logging.getLogger(__name__)
 
-WEBSOCKET = "/invocations-bidirectional-stream"
+STREAM = "/invocations-bidirectional-stream"
 """Path of the WebSocket of Amazon SageMaker."""
 SLICE_BYTES = 8192
 """Maximum bytes per call of the parser, so that one read cannot start more than a few hundred requests."""
@@ -57,6 +59,22 @@ class _CycleTransport:
         self._protocol.close_gently()
 
 
+REALTIME = b"/v1/realtime"
+
+
+class RealtimeSocket(WSProtocol):
+    """WebSocket of /v1/realtime."""
+
+    def __init__(self, lost: Callable[[], None], **arguments: Any) -> None:
+        """lost: called when the connection is closed."""
+        super().__init__(**arguments)
+        self._lost = lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._lost()
+
+
 class HttpProtocol(HttpToolsProtocol):
     """HTTP protocol of one connection."""
 
@@ -82,8 +100,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._ended = False  # the last reply is written
         self._ignores_input = False
         self._served = False
-        self._upgrades = False
+        self._opens_stream = False
         self._timer: asyncio.TimerHandle | None = None
+        self.ws_protocol_class = partial(RealtimeSocket, self._lost)  # type: ignore[assignment]
 
     # Connection
 
@@ -92,6 +111,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._connection.transport = transport
         self._idle_since = self.loop.time()
         self._set_timer()
+
+    def _lost(self) -> None:
+        """Called when the connection that another protocol took over is closed."""
+        self._table.remove(self._connection)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -160,8 +183,11 @@ class HttpProtocol(HttpToolsProtocol):
         except _TooLarge:
             self._refuse_head()
         except httptools.HttpParserUpgrade as upgrade:
-            if self._upgrades:
+            if self._opens_stream:
                 self._become_websocket(bytes(piece[upgrade.args[0] :]))
+                return False
+            if self._opens_realtime():
+                self.handle_websocket_upgrade()
                 return False
             self._ignores_input = True  # handled as if no upgrade had been requested
         except httptools.HttpParserError as error:
@@ -188,7 +214,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.connections.discard(socket)
             self._table.remove(self._connection)
 
-        scope = {**self.scope, "raw_path": WEBSOCKET.encode()}
+        scope = {**self.scope, "raw_path": STREAM.encode()}
         socket = WebSocketProtocol(self.app, scope, self._gateway, lost)
         self.connections.add(socket)  # type: ignore[arg-type]
         self.transport.set_protocol(socket)
@@ -233,18 +259,31 @@ class HttpProtocol(HttpToolsProtocol):
         if self._receiving == "head":  # trailers are not used
             super().on_header(name, value)
 
-    def _should_upgrade(self) -> bool:
+    def _is_stream(self) -> bool:
         """Return whether the request is the handshake of a WebSocket of SageMaker, and the first of its connection or
         after completed ones. Other upgrades are ignored."""
         upgrade = next((value for name, value in self.headers if name == b"upgrade"), b"")
         if upgrade.lower() != b"websocket" or self._busy or self.pipeline:
             return False
-        return httptools.parse_url(self.url).path == WEBSOCKET.encode()
+        return httptools.parse_url(self.url).path == STREAM.encode()
+
+    def _should_upgrade_to_ws(self) -> bool:
+        path = self.url.partition(b"?")[0]
+        return path == REALTIME and not self._busy and self.parser.get_method() == b"GET"
+
+    def _opens_realtime(self) -> bool:
+        return self.parser.should_upgrade() and self._should_upgrade()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        if self.parser.should_upgrade() and self._should_upgrade():
-            self._upgrades = True
+        if self.parser.should_upgrade() and self._is_stream():
+            self._opens_stream = True
+            return
+        if self._opens_realtime():
+            self._receiving = "nothing"
+            if self._timer is not None:
+                self._timer.cancel()
+            self._table.set_busy(self._connection)
             return
         self._receiving, self._since = "body", self.loop.time()
         self._head_bytes = self._line_bytes = self._num_headers = 0
@@ -262,7 +301,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._upgrades:
+        if self._opens_stream:
             return
         super().on_message_complete()
         self._receiving = "nothing"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from engine.text import Tokenizer
 
 DRAIN_RETRY_AFTER_S = 5
+DRAINING = "The service is shutting down. Please retry on another instance."
 
 
 class Service:
@@ -164,7 +165,8 @@ def _media_loader(config: GatewayConfig) -> "MediaLoader | None":
         return None
     from appliance.media.loader import MediaLoader  # needs httpx
 
-    seconds = 0.0 if config.speech is None else config.limits.max_audio_seconds
+    transcribes = config.speech is not None or config.transcriber is not None
+    seconds = config.limits.max_audio_seconds if transcribes else 0.0
     return MediaLoader(config.model, config.limits.media, max_audio_seconds=seconds)
 
 

@@ -293,7 +293,8 @@ class ChatReply(ChunkReply):
 async def create_chat(service: Service, request: Request, body: ChatRequest) -> Response:
     call = receive_durable(service, request, body, body.model, "chat")
     known = service.text.known_media
-    call = await with_media(call, chat_media(body.messages, known, body.mm_processor_kwargs))
+    media = chat_media(body.messages, known, body.mm_processor_kwargs, io=body.media_io_kwargs)
+    call = await with_media(call, media)
     plan = await asyncio.to_thread(plan_chat, body, call.context)
     await admit(call, plan)
     routed = await route_durable(call, plan.submits)

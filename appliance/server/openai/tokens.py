@@ -54,7 +54,9 @@ async def tokenize(request: Request) -> dict[str, Any]:
     media: LoadedMedia = {}
     if isinstance(body, TokenizeChat):
         known = service.text.known_media
-        media = await load_media(request, chat_media(body.messages, known, body.mm_processor_kwargs))
+        media = await load_media(
+            request, chat_media(body.messages, known, body.mm_processor_kwargs, io=body.media_io_kwargs)
+        )
     return await asyncio.to_thread(_tokenized, service, body, media)
 
 

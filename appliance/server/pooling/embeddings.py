@@ -12,10 +12,11 @@ from starlette.responses import Response
 from appliance.config.gateway import GatewayConfig
 from appliance.server.chat.parsed import Served
 from appliance.server.http.body import json_body, read_body
+from appliance.server.http.media import with_media
 from appliance.server.http.pipeline import Call, as_json
 from appliance.server.http.service import Service, service_of
 from appliance.server.pooling.chunks import averaged
-from appliance.server.pooling.plan import PoolPlan, cut_dimensions, facts, naming, plan_prompts
+from appliance.server.pooling.plan import PoolPlan, cut_dimensions, facts, input_media, naming, plan_prompts
 from appliance.server.pooling.pooled import Outcome, numbered, pool, receive_pooling
 from appliance.server.pooling.vectors import base64_text, encoded, floats, nested
 from appliance.server.schema.pooling import ClassifyRequest, EmbeddingRequest, Encoded, PoolingRequest
@@ -85,6 +86,7 @@ def plan_embeddings(body: EmbeddingRequest, served: Served) -> PoolPlan:
 
 async def create_embeddings(service: Service, request: Request, body: EmbeddingRequest) -> Response:
     call = receive_pooling(service, request, body, "embeddings")
+    call = await with_media(call, input_media(body, call.context))
     plan = await asyncio.to_thread(plan_embeddings, body, call.context)
     outcome = await pool(call, body, plan)
     if body.late_chunking_params is not None:
@@ -117,6 +119,7 @@ def _plan_pooling(body: PoolingRequest, served: Served) -> PoolPlan:
 
 async def create_pooling(service: Service, request: Request, body: PoolingRequest) -> Response:
     call = receive_pooling(service, request, body, "pooling")
+    call = await with_media(call, input_media(body, call.context))
     plan = await asyncio.to_thread(_plan_pooling, body, call.context)
     outcome = await pool(call, body, plan)
     return encoded_reply(call, outcome, body, ("pooling", "pooling", "data"))
@@ -150,6 +153,7 @@ def _label_of(labels: tuple[str, ...]) -> Callable[[list[float]], str | None]:
 
 async def create_classes(service: Service, request: Request, body: ClassifyRequest) -> Response:
     call = receive_pooling(service, request, body, "classify")
+    call = await with_media(call, input_media(body, call.context))
     plan = await asyncio.to_thread(plan_classes, body, call.context)
     outcome = await pool(call, body, plan)
     label = _label_of(facts(service.config).labels)

@@ -1,12 +1,14 @@
 """Pairs of texts: selection of the pairs to compare, and prompts for models that read a pair at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from appliance.chat_templates.template import ChatTemplate
+from appliance.media.part import MediaPart
 from appliance.server.chat.messages import part_text
 from appliance.server.chat.parsed import Served
+from appliance.server.pooling.contents import Content, content_of, request_options, with_media_parts
 from appliance.server.pooling.plan import Pooled, Terms, check_count, facts, naming, whole
 from appliance.server.schema.scoring import Parts, RerankRequest, ScoreRequest, ScoringFields, Side
 from engine.api.errors import RequestError
@@ -30,11 +32,11 @@ class Names:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The texts of both sides, and the pairs to compare as (index on the first side, index on the second side)."""
+    """The texts and images of both sides, and the pairs to compare as (index on the first side, on the second)."""
 
     names: Names
-    first: tuple[str, ...]
-    second: tuple[str, ...]
+    first: tuple[Content, ...]
+    second: tuple[Content, ...]
     pairs: tuple[tuple[int, int], ...]
 
 
@@ -45,7 +47,8 @@ def comparison(body: ScoreRequest | RerankRequest, served: Served) -> Comparison
     else:
         ((first, second),) = body.given()
         names, left, right = Names(first, second), getattr(body, first), getattr(body, second)
-    sides = [_texts(left, names.first), _texts(right, names.second)]
+    options = request_options(body.mm_processor_kwargs)
+    sides = [_contents(left, names.first, served, options), _contents(right, names.second, served, options)]
     counts = [len(side) for side in sides]
     for name, count in zip((names.first, names.second), counts, strict=True):
         if not count:
@@ -61,23 +64,30 @@ def comparison(body: ScoreRequest | RerankRequest, served: Served) -> Comparison
     return Comparison(names, tuple(sides[0]), tuple(sides[1]), pairs)
 
 
-def _texts(side: Any, name: str) -> list[str]:
+def compared_media(body: ScoreRequest | RerankRequest, served: Served) -> Iterator[MediaPart]:
+    """Yield the images of both sides, for a model that reads images. Raise RequestError for an invalid part."""
+    if served.text.media is not None:
+        found = comparison(body, served)
+        yield from with_media_parts((*found.first, *found.second))
+
+
+def _contents(side: Any, name: str, served: Served, options: str) -> list[Content]:
     if not isinstance(side, list):
-        return [_text(side, name)]
-    texts = []
+        return [_content(side, name, name, served, options)]
+    contents = []
     for at, each in enumerate(side):
         with naming(name, at, len(side)):
-            texts.append(_text(each, name))
-    return texts
+            contents.append(_content(each, f"{name}.{at}", name, served, options))
+    return contents
 
 
-def _text(side: Side, name: str) -> str:
+def _content(side: Side, where: str, name: str, served: Served, options: str) -> Content:
     if isinstance(side, str):
         return side
     assert isinstance(side, Parts)
-    if isinstance(side.content, str):
-        return side.content
-    return "\n".join(part_text(part, f"content[{at}]", name) for at, part in enumerate(side.content))
+    if isinstance(side.content, list) and served.text.media is None:
+        return "\n".join(part_text(part, f"content[{at}]", name) for at, part in enumerate(side.content))
+    return content_of(side.content, f"{where}.content", name, served, options)
 
 
 def most_tokens(body: ScoringFields, served: Served) -> tuple[int | None, int | None]:
@@ -100,9 +110,15 @@ def joined(compared: Comparison, body: ScoringFields, conditions: Terms, served:
     prompts = []
     for left, right in compared.pairs:
         with naming(compared.names.second, right, len(compared.pairs)):
-            texts = (compared.first[left], compared.second[right])
+            texts = _text(compared.first[left]), _text(compared.second[right])
             prompts.append(form(texts, most, body, conditions, served))
     return prompts
+
+
+def _text(content: Content) -> str:
+    if not isinstance(content, str):
+        raise RequestError(f"{content.where}: the model reads pairs of texts.", content.where)
+    return content
 
 
 Limits = tuple[int | None, int | None]

@@ -1,5 +1,6 @@
 """Conversion of a validated body to pooling `Submit`s, without I/O."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -8,18 +9,33 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from appliance.config.gateway import GatewayConfig, LateReading, PooledModel
-from appliance.server.chat.conversation import render
+from appliance.media.part import MediaPart
+from appliance.server.chat.conversation import render, tokenize
+from appliance.server.chat.media import chat_media
 from appliance.server.chat.parsed import Served
 from appliance.server.chat.sequences import cache_salt
 from appliance.server.chat.window import check_ids, check_length, check_text, kept_tokens
 from appliance.server.pooling.chunks import weighted
+from appliance.server.pooling.contents import (
+    Content,
+    dual_text,
+    image_prompt,
+    late_prompt,
+    message_content,
+    padded,
+    reads_alone,
+    request_options,
+    side_of_content,
+)
 from appliance.server.pooling.instructions import lead
 from appliance.server.pooling.late import Side, compared, late_ids, side_of
 from appliance.server.schema.chat import Conversation, TemplateOptions
 from appliance.server.schema.pooling import PoolingFields, PromptRequest
 from engine.api.errors import RequestError
+from engine.api.media import MediaItem
 from engine.api.messages import Pooled as Numbers
 from engine.api.messages import Pooling, Sampling, Submit
+from engine.media.prompt import Expanded
 
 CutSide = Literal["left", "right"]
 
@@ -30,6 +46,7 @@ class Pooled:
 
     ids: tuple[int, ...]
     segments: tuple[int, ...] = ()
+    media: tuple[MediaItem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,7 +102,7 @@ def facts(config: GatewayConfig) -> PooledModel:
 
 def terms(body: PoolingFields, served: Served) -> Terms:
     """Return the options of a request. Raise RequestError for unsupported ones."""
-    if body.mm_processor_kwargs is not None:
+    if body.mm_processor_kwargs is not None and served.text.media is None:
         raise RequestError("mm_processor_kwargs is not supported; the model accepts only text.", "mm_processor_kwargs")
     if body.padding == "max_length":
         raise RequestError(
@@ -131,6 +148,7 @@ def submits(prompts: Sequence[Pooled], pooling: Pooling, conditions: Terms, serv
             pooling=pooling,
             segments=prompt.segments,
             adapter=served.adapter,
+            media=prompt.media,
         )
         for index, prompt in enumerate(prompts)
     )
@@ -171,18 +189,105 @@ def read_prompts(body: PromptRequest, conditions: Terms, served: Served, *, cuts
     field = "messages" if body.input is None else "input"
     inputs = _each(body)
     check_count(len(inputs), field, served.config)
-    late = facts(served.config).late
+    model = facts(served.config)
+    late = None if model.late is not None and model.late.reads_images else model.late
     side = None if late is None else side_of(body.input_type)
-    prefix = lead(facts(served.config), body.input_type, "input_type") if side is None else ""
+    prefix = lead(model, body.input_type, "input_type") if model.late is None else ""
     prompts = []
     for at, given in enumerate(inputs):
         with naming(field, at, len(inputs)):
+            if (found := _with_contents(given, at, len(inputs), prefix, body, conditions, served)) is not None:
+                prompts.append([found])
+                continue
             if late is not None and side is not None:
                 ids = _late(given, side, late, conditions, served)
             else:
                 ids = _ids(given, prefix, body, conditions, served)
             prompts.append(pieces(ids, field, served) if cuts else [whole(ids, field, served)])
     return prompts
+
+
+def _with_contents(
+    given: Any, at: int, count: int, prefix: str, body: PromptRequest, conditions: Terms, served: Served
+) -> Pooled | None:
+    """Return the prompt of an input that has media, or of a model that reads an image by itself; None for others."""
+    model, options = facts(served.config), request_options(body.mm_processor_kwargs)
+    place, messages = _place(body, at, count), _messages(given)
+    if not reads_alone(model):
+        return None if messages is None or served.text.media is None else _rendered(messages, body, conditions, served)
+    if messages is not None:
+        content = message_content(messages, place, served, options)
+    elif isinstance(given, str):
+        content = given
+    elif model.late is not None:
+        raise RequestError("input must be texts or images. Token IDs are not supported.", "input")
+    else:
+        return None
+    if model.late is not None:
+        side_of_content(content, body.input_type)
+    return alone_prompt(content, prefix, conditions, served, "messages" if body.input is None else "input")
+
+
+def alone_prompt(content: Content, prefix: str, conditions: Terms, served: Served, field: str) -> Pooled:
+    """Return the prompt of one text or one image."""
+    model = facts(served.config)
+    if model.late is not None:
+        found = late_prompt(content, model.late, served, keep=conditions.keep)
+        return _of_expanded(found, field, served)
+    if not isinstance(content, str):
+        return _of_expanded(image_prompt(content, served), field, served)
+    ids = text_ids(dual_text(prefix + content, model), conditions, served)
+    return whole(padded(ids, model, served.config.max_context), field, served)
+
+
+def _of_expanded(found: Expanded, field: str, served: Served) -> Pooled:
+    return replace(whole(found.ids, field, served), media=found.media)
+
+
+def _rendered(messages: list[dict[str, Any]], body: PromptRequest, conditions: Terms, served: Served) -> Pooled:
+    """Return the prompt of a conversation with media, which the chat template renders."""
+    conversation = _conversation(messages, body)
+    found = tokenize(conversation, render(conversation, served.text, served.config, {}), served.text, served.media)
+    if conditions.keep is not None and len(found.ids) > conditions.keep and found.media:
+        raise RequestError("A prompt with media cannot be truncated.", "truncate_prompt_tokens")
+    cut = found.ids if conditions.keep is None else _cut(found.ids, conditions)
+    return replace(whole(cut, "messages", served), media=found.media)
+
+
+def rendered_media(part: MediaPart, conditions: Terms, served: Served) -> Pooled:
+    """Return the prompt of one image of a model with a chat template: a message of the user."""
+    kinds = {"image": "image_url", "video": "video_url", "audio": "audio_url"}
+    content = [{"type": kinds[part.kind], kinds[part.kind]: {"url": part.url}, "uuid": part.uuid or None}]
+    options = None if not part.options else json.loads(part.options)
+    body = PromptRequest(messages=[{"role": "user", "content": content}], mm_processor_kwargs=options)
+    return _rendered(body.messages, body, conditions, served)
+
+
+def _messages(given: Any) -> list[dict[str, Any]] | None:
+    """Return the conversation that an input is, or None for a text or token ids. A part is a message of its own."""
+    if isinstance(given, dict):
+        return [{"role": "user", "content": [given]}]
+    return given if isinstance(given, list) and isinstance(given[0], dict) else None
+
+
+def _place(body: PromptRequest, at: int, count: int) -> str:
+    field = "messages" if body.input is None else "input"
+    return field if count == 1 and body.input is None else f"{field}.{at}"
+
+
+def input_media(body: PromptRequest, served: Served) -> Iterator[MediaPart]:
+    """Yield the media of a request, for a model that reads them. Raise RequestError for an invalid part."""
+    inputs, options = _each(body), request_options(body.mm_processor_kwargs)
+    for at, given in enumerate(inputs):
+        place, messages = _place(body, at, len(inputs)), _messages(given)
+        if messages is None:
+            continue
+        if reads_alone(facts(served.config)):
+            content = message_content(messages, place, served, options)
+            yield from (content,) if isinstance(content, MediaPart) else ()
+        else:
+            given = body.mm_processor_kwargs, place, body.media_io_kwargs
+            yield from chat_media(messages, served.text.known_media, *given)
 
 
 def _late(given: Any, side: Side, late: LateReading, conditions: Terms, served: Served) -> list[int]:
@@ -200,19 +305,27 @@ def _each(body: PromptRequest) -> list[Any]:
     several = given[0] if isinstance(given, list) and given else None
     if body.input is None:
         return list(given) if isinstance(several, list) else [given]
-    return list(given) if isinstance(several, str | list) else [given]
+    return list(given) if isinstance(several, str | list | dict) else [given]
 
 
 def _ids(given: Any, prefix: str, body: PromptRequest, conditions: Terms, served: Served) -> list[int]:
     if isinstance(given, str):
         special = True if body.add_special_tokens is None else body.add_special_tokens
         return text_ids(prefix + given, conditions, served, special=special)
-    if isinstance(given[0], dict):
-        options = {name: getattr(body, name) for name in TemplateOptions.model_fields}
-        options["add_generation_prompt"] = bool(body.add_generation_prompt)
-        rendered = render(Conversation(messages=given, **options), served.text, served.config, {})
+    messages = _messages(given)
+    if messages is not None:
+        rendered = render(_conversation(messages, body), served.text, served.config, {})
         return text_ids(rendered.text, conditions, served, special=bool(body.add_special_tokens))
-    ids = list(given)
+    return _cut(list(given), conditions)
+
+
+def _conversation(messages: list[dict[str, Any]], body: PromptRequest) -> Conversation:
+    options = {name: getattr(body, name) for name in TemplateOptions.model_fields}
+    options["add_generation_prompt"] = bool(body.add_generation_prompt)
+    return Conversation(messages=messages, add_special_tokens=bool(body.add_special_tokens), **options)
+
+
+def _cut(ids: list[int], conditions: Terms) -> list[int]:
     if conditions.keep is None or len(ids) <= conditions.keep:
         return ids
     return ids[len(ids) - conditions.keep :] if conditions.side == "left" else ids[: conditions.keep]
@@ -222,7 +335,7 @@ def plan_prompts(body: PromptRequest, pooling: Pooling, served: Served) -> PoolP
     """Return the parsed request. Raise RequestError if it cannot be served."""
     conditions, late = terms(body, served), facts(served.config).late
     plan = planned(read_prompts(body, conditions, served, cuts=pooling.task == "embed"), pooling, conditions, served)
-    if late is None or side_of(body.input_type) == "query":
+    if late is None or late.reads_images or side_of(body.input_type) == "query":
         return plan
     return replace(plan, keeps=partial(compared, late=late, tokenizer=served.text.tokenizer))
 

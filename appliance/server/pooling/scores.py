@@ -8,12 +8,24 @@ from operator import mul
 
 from appliance.config.gateway import GatewayConfig
 from appliance.server.chat.parsed import Served
+from appliance.server.pooling.contents import Content, reads_alone
 from appliance.server.pooling.instructions import side_lead
-from appliance.server.pooling.late import SIDES, late_ids
+from appliance.server.pooling.late import SIDES, Side, late_ids
 from appliance.server.pooling.late import compared as late_compared
 from appliance.server.pooling.pairs import Comparison, comparison, joined, most_tokens, shortened
 from appliance.server.pooling.plan import Pooled as Prompt
-from appliance.server.pooling.plan import PoolPlan, Terms, facts, naming, submits, terms, text_ids, whole
+from appliance.server.pooling.plan import (
+    PoolPlan,
+    Terms,
+    alone_prompt,
+    facts,
+    naming,
+    rendered_media,
+    submits,
+    terms,
+    text_ids,
+    whole,
+)
 from appliance.server.pooling.vectors import floats
 from appliance.server.schema.scoring import RerankRequest, ScoreRequest, ScoringFields
 from engine.api.errors import RequestError
@@ -98,9 +110,22 @@ def plan_scores(body: ScoreRequest | RerankRequest, served: Served) -> ScorePlan
     count = len(compared.first)
     lengths = [(len(prompts[left].ids), len(prompts[count + right].ids)) for left, right in compared.pairs]
     task = Pooling("embed" if "embed" in served.config.tasks else "token_embed", activate=body.use_activation)
-    late = facts(served.config).late
-    keeps = None if late is None else partial(late_compared, late=late, tokenizer=served.text.tokenizer)
+    late, keeps = facts(served.config).late, None
+    if late is not None and not late.reads_images:
+        keeps = partial(late_compared, late=late, tokenizer=served.text.tokenizer)
     return ScorePlan(submits(prompts, task, conditions, served), sum(map(sum, lengths)), compared, vectors, keeps)
+
+
+def _alone(
+    content: Content, kind: Side, name: str, prefix: str, most: int | None, conditions: Terms, served: Served
+) -> Prompt:
+    """Return the prompt of a side for a model that reads one text or one image."""
+    model = facts(served.config)
+    if model.late is not None and (kind == "query") != isinstance(content, str):
+        wanted = "a text" if kind == "query" else "an image"
+        raise RequestError(f"{name}: a {kind} of this model is {wanted}.", name)
+    cut = shortened(content, most, conditions, served) if isinstance(content, str) else content
+    return alone_prompt(cut, prefix, conditions, served, name)
 
 
 def _sides(compared: Comparison, body: ScoringFields, conditions: Terms, served: Served) -> list[Prompt]:
@@ -112,6 +137,12 @@ def _sides(compared: Comparison, body: ScoringFields, conditions: Terms, served:
         prefix = side_lead(model, kind)
         for at, text in enumerate(texts):
             with naming(name, at, len(texts)):
+                if reads_alone(model):
+                    prompts.append(_alone(text, kind, name, prefix, most, conditions, served))
+                    continue
+                if not isinstance(text, str):
+                    prompts.append(rendered_media(text, conditions, served))
+                    continue
                 cut = shortened(text, most, conditions, served)
                 if model.late is not None:
                     ids = late_ids(cut, kind, model.late, served, keep=conditions.keep, cut=conditions.side)

@@ -8,8 +8,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from appliance.server.http.body import json_body, read_body
+from appliance.server.http.media import with_media
 from appliance.server.http.pipeline import as_json
 from appliance.server.http.service import Service, service_of
+from appliance.server.pooling.contents import Content
+from appliance.server.pooling.pairs import compared_media
 from appliance.server.pooling.pooled import Outcome, numbered, pool, receive_pooling
 from appliance.server.pooling.scores import ScorePlan, plan_scores
 from appliance.server.schema.scoring import RerankRequest, ScoreRequest
@@ -24,6 +27,7 @@ async def _scores(service: Service, outcome: Outcome[ScorePlan]) -> list[float]:
 
 async def create_scores(service: Service, request: Request, body: ScoreRequest) -> Response:
     call = receive_pooling(service, request, body, "score")
+    call = await with_media(call, compared_media(body, call.context))
     plan = await asyncio.to_thread(plan_scores, body, call.context)
     outcome = await pool(call, body, plan)
     scores = await _scores(service, outcome)
@@ -37,8 +41,9 @@ async def score(request: Request) -> Response:
     return await create_scores(service_of(request), request, await read_body(request, ScoreRequest))
 
 
-def _ranked(scores: Sequence[float], texts: Sequence[str], body: RerankRequest) -> list[dict[str, Any]]:
-    """Return the documents by descending score. Equal ones keep their order."""
+def _ranked(scores: Sequence[float], contents: Sequence[Content], body: RerankRequest) -> list[dict[str, Any]]:
+    """Return the documents by descending score. Equal ones keep their order. Images are not repeated."""
+    texts = [one if isinstance(one, str) else None for one in contents]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     return [
         {"index": index}
@@ -50,6 +55,7 @@ def _ranked(scores: Sequence[float], texts: Sequence[str], body: RerankRequest) 
 
 async def create_ranking(service: Service, request: Request, body: RerankRequest) -> Response:
     call = receive_pooling(service, request, body, "rerank")
+    call = await with_media(call, compared_media(body, call.context))
     plan = await asyncio.to_thread(plan_scores, body, call.context)
     outcome = await pool(call, body, plan)
     head, scores = outcome.head("score", service), await _scores(service, outcome)

@@ -64,7 +64,9 @@ def _checked_input(value: Any) -> Any:
     if isinstance(value, list) and value:
         if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
             return value
-        message = "input must be a string, a list of strings, of token ids, or of lists of token ids"
+        if all(isinstance(item, str | dict) for item in value):
+            return [{"type": "text", "text": item} if isinstance(item, str) else item for item in value]
+        message = "input must be a string, a list of strings or content parts, of token ids, or of lists of token ids"
         raise PydanticCustomError("input", message, {"param": "input"})
     raise PydanticCustomError("input", "input must not be empty", {"param": "input"})
 
@@ -84,12 +86,13 @@ def _checked_messages(value: Any) -> Any:
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _INPUT_SCHEMA = {"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, {"type": "array", "items": _TOKENS}]}
+_INPUT_SCHEMA["anyOf"].append({"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}})
 _TALK = {"type": "array", "items": {"type": "object"}}
 _MESSAGES_SCHEMA = {"anyOf": [_TALK, {"type": "array", "items": _TALK}]}
 
 
 class PromptRequest(PoolingFields, TemplateOptions):
-    """Requires `input` (texts or token ids) or `messages` (one conversation or several).
+    """Requires `input` (texts, content parts or token ids) or `messages` (one conversation or several).
 
     By default, special tokens are added to texts but not to conversations.
     """

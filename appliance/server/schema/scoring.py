@@ -19,7 +19,13 @@ class Parts(Wire):
     content: str | list[dict[str, Any]]
 
 
-Side = str | Parts
+def _with_parts(value: Any) -> Any:
+    """Convert an image, which is one content part."""
+    is_part = isinstance(value, dict) and value.get("type") in ("image_url", "input_image")
+    return {"content": [value]} if is_part else value
+
+
+Side = Annotated[str | Parts, BeforeValidator(_with_parts)]
 Sides = Side | list[Side]
 
 

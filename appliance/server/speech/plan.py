@@ -102,7 +102,11 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
     assert model is not None, "the routes exist only for speech models"
     tokens = SpeechTokens(served.text.tokenizer, model)
     translates = isinstance(body, TranslationRequest)
-    _check(body)
+    check_fields(body)
+    if isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities:
+        raise RequestError(
+            "timestamp_granularities: word is not supported; segments have timestamps.", "timestamp_granularities"
+        )
     if translates and not tokens.languages:
         raise RequestError("This model transcribes English only and cannot translate. Use another model.", "model")
     if (
@@ -131,7 +135,8 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
     )
 
 
-def _check(body: SpeechFields) -> None:
+def check_fields(body: SpeechFields) -> None:
+    """Raise RequestError for values that no speech model accepts."""
     check_truncation(body.top_p, body.min_p)
     check_repetition(body.repetition_penalty)
     check_penalty("presence_penalty", body.presence_penalty)
@@ -144,10 +149,6 @@ def _check(body: SpeechFields) -> None:
         raise RequestError(
             f"response_format {body.response_format} cannot be streamed. Use json or text, or leave out stream.",
             "response_format",
-        )
-    if isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities:
-        raise RequestError(
-            "timestamp_granularities: word is not supported; segments have timestamps.", "timestamp_granularities"
         )
 
 

@@ -15,8 +15,10 @@ from appliance.server.errors.api import BadRequest, EngineFailed, Unavailable, e
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.pipeline import Call, as_json, log_request, receive, route
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service, service_of
-from appliance.server.http.sse import EventStream, guarded, record
+from appliance.server.http.sse import EventStream, guarded
 from appliance.server.schema.speech import SpeechFields, TranscriptionRequest, TranslationRequest
+from appliance.server.speech.decoder import transcribe
+from appliance.server.speech.events import transcript_events
 from appliance.server.speech.form import FILE, form_body, read_form
 from appliance.server.speech.formats import Segment, joined, srt, verbose_segment, vtt
 from appliance.server.speech.plan import SpeechPlan, language_name, plan_speech
@@ -34,7 +36,7 @@ def _usage(recognizer: "Recognizer") -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(recognizer.seconds)}
 
 
-def _runner(call: Call) -> "Run":
+def runner_of(call: Call) -> "Run":
     async def run(submit: Submit) -> list[Delta]:
         """Return the deltas of one sequence."""
         found: list[Delta] = []
@@ -50,7 +52,7 @@ def _runner(call: Call) -> "Run":
     return run
 
 
-class _Request:
+class Recognition:
     """One request: its segments, counted in metrics and in the log when it ends for any reason."""
 
     def __init__(self, call: Call, body: SpeechFields, recognizer: "Recognizer") -> None:
@@ -91,22 +93,13 @@ class _Request:
             return [segment async for segments in found for segment in segments]
 
 
-async def _events(request: _Request, segments: AsyncIterator[list[Segment]]) -> AsyncIterator[bytes]:
-    """Yield the events of a stream: a delta for each segment. The deltas together are the text without the spaces
-    around it, so the spaces at the end of a delta are sent with the next one."""
-    text = held = ""
+async def _texts(segments: AsyncIterator[list[Segment]]) -> AsyncGenerator[str, None]:
     async for found in segments:
         for segment in found:
-            piece = held + segment.text if text else segment.text.lstrip()
-            delta = piece.rstrip()
-            held = piece[len(delta) :] if delta or text else ""
-            if delta:
-                text += delta
-                yield record({"type": "transcript.text.delta", "delta": delta})
-    yield record({"type": "transcript.text.done", "text": text, "usage": _usage(request.recognizer)})
+            yield segment.text
 
 
-def _reply(request: _Request, plan: SpeechPlan, segments: list[Segment]) -> Response:
+def _reply(request: Recognition, plan: SpeechPlan, segments: list[Segment]) -> Response:
     call, recognizer = request.call, request.recognizer
     match request.body.response_format:
         case "text":
@@ -144,13 +137,16 @@ async def create_transcript(service: Service, request: Request, body: SpeechFiel
 
     call = receive(service, request, body.model, kind)
     log_request(call, body, {"prompt"})
+    if service.config.transcriber is not None:
+        return await transcribe(call, request, body, data)
     plan = await asyncio.to_thread(plan_speech, body, call.context)
     samples = await until_disconnect(request, _samples(service, data))
-    made = _Request(call, body, Recognizer(plan, samples, _runner(call)))
+    made = Recognition(call, body, Recognizer(plan, samples, runner_of(call)))
     if not body.stream:
         return _reply(made, plan, await until_disconnect(request, made.whole()))
     segments = made.segments()
-    records = guarded(_events(made, segments), lambda error: error_object(error, call.identity.request_id))
+    events = transcript_events(_texts(segments), lambda: _usage(made.recognizer))
+    records = guarded(events, lambda error: error_object(error, call.identity.request_id))
     pause_s = service.config.endpoints.stream_keep_alive
     return EventStream(records, aclosing(segments), pause_s=pause_s)
 

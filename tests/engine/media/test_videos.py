@@ -239,3 +239,31 @@ def test_lists_of_frames_have_one_size_and_a_limit() -> None:
         frame_list([file((6, 4)), file((4, 6))])
     with pytest.raises(MediaError, match="limit is 2"):
         frame_list([file((6, 4))] * 3, VideoLimits(frames=2))
+
+
+IDENTITY = b"".join(value.to_bytes(4, "big") for value in (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30))
+
+
+def turned(data: bytes, quarters: int) -> bytes:
+    """Return an MP4 file whose track has the matrix of this many quarter turns, clockwise."""
+    a, b = {0: (1, 0), 1: (0, 1), 2: (-1, 0), 3: (0, -1)}[quarters]
+    values = [value << 16 for value in (a, b, 0, -b, a, 0, 0, 0)]
+    matrix = b"".join((value % (1 << 32)).to_bytes(4, "big") for value in values) + (1 << 30).to_bytes(4, "big")
+    at = data.index(IDENTITY, data.index(b"tkhd"))
+    return data[:at] + matrix + data[at + len(matrix) :]
+
+
+@pytest.mark.parametrize("quarters", range(4))
+def test_the_rotation_of_a_file_is_applied(quarters: int) -> None:
+    """As players do: the frames are those of the file that is not turned, turned clockwise."""
+    frames = steps(4, 32, 48).copy()
+    images = np.moveaxis(frames, 1, -1) if frames.shape[1] == 3 else frames
+    images[:, :8, :24] = 255
+    data = encoded(frames)
+    with open_video(data) as plain:
+        stored = list(plain.read([0, 2]))
+    assert not np.array_equal(stored[0], np.rot90(stored[0], 2, (1, 2)))
+    with open_video(turned(data, quarters)) as clip:
+        assert (clip.width, clip.height) == ((48, 32) if quarters % 2 == 0 else (32, 48))
+        for found, before in zip(clip.read([0, 2]), stored, strict=True):
+            np.testing.assert_array_equal(found, np.rot90(before, -quarters, (1, 2)))

@@ -233,3 +233,39 @@ def test_models_lists_the_modalities(make: Callable[..., Any], gateway: Any) -> 
 
     assert card(make())["input_modalities"] == ["text", "image", "video"]
     assert "input_modalities" not in card(gateway)
+
+
+def test_the_format_of_audio_is_that_of_the_file(make: Callable[..., Any]) -> None:
+    gateway = make("qwen2_audio")
+    assert gateway.post(PATH, asked(sound(form="WAV")))[0] == 200
+    for form, words in (("mp3", "format is 'mp3', but the file is WAV"), ("pcm16", "format 'pcm16' is not supported")):
+        fault = refused(gateway, asked(sound(form=form)))
+        assert words in fault["message"] and fault["param"] == "messages.0.content.0.input_audio"
+
+
+def test_media_io_kwargs_select_frames_of_videos(make: Callable[..., Any], models: dict[str, Path]) -> None:
+    gateway = make()
+    clip = of("video_url", encoded(CLIP, "video/mp4"))
+    counts = []
+    for options, more in (({"num_frames": 4}, {}), ({"num_frames": -1}, {"fps": 2}), ({"fps": 2}, {})):
+        io = {"video": options, "image": {"image_mode": "RGB"}}
+        body = asked(clip, of("image_url", IMAGE), media_io_kwargs=io, mm_processor_kwargs=more)
+        status, reply = gateway.post(PATH, body)
+        assert status == 200, reply
+        submit = gateway.submits[-1]
+        counts.append(sum(count for _, count in submit.media[0].spans))
+        assert submit.media[1].digest == gateway.submits[0].media[1].digest
+    frames = {"num_frames": 4}, {"do_sample_frames": False, "fps": 2}, {"fps": 2}
+    for count, options in zip(counts, frames, strict=True):
+        processor = read_processors(models["qwen2_vl"], options).video
+        assert processor is not None
+        with open_video(CLIP) as opened:
+            assert count == sum(process_video(processor, opened, 128).runs)
+    assert counts[0] < counts[1] and counts[2] < counts[1]
+    for options, words in (
+        ({"video": {"codec": "x"}}, "video.codec is not supported; known: fps, max_frames, num_frames"),
+        ({"smell": {}}, "'smell' must be 'image' or 'video' or 'audio'"),
+        ({"image": {"image_mode": "RGBA"}}, "image_mode must be RGB"),
+        ({"video": {"num_frames": 0}}, "num_frames must be a positive integer"),
+    ):
+        assert words in refused(gateway, asked(clip, media_io_kwargs=options))["message"]

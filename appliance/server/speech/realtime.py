@@ -1,0 +1,389 @@
+"""WebSocket /v1/realtime: transcription of audio that arrives in pieces, with OpenAI's events (docs/speech.md).
+
+A client appends PCM samples to a buffer and commits it. Each committed buffer is an item, whose transcript arrives in
+deltas and then completely. Items of a connection are transcribed in order, while the client sends further audio.
+"""
+
+import asyncio
+import base64
+import binascii
+import math
+import uuid
+from collections.abc import AsyncGenerator, MutableMapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import orjson
+from fastapi import APIRouter
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from appliance.observability.log import Subject
+from appliance.observability.metrics import now
+from appliance.server.errors.api import ApiError, RateLimited, Unauthorized, Unavailable, error_object
+from appliance.server.http.api_keys import key_of
+from appliance.server.http.pipeline import Call, receive
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, DRAINING, Service
+from appliance.server.schema.speech import TranscriptionRequest
+from appliance.server.speech.decoder import Transcription, check_decoder, plan_decoder
+from appliance.server.speech.events import text_deltas
+from appliance.server.speech.plan import plan_speech
+from appliance.server.speech.routes import Recognition, runner_of
+from engine.api.errors import RequestError
+from engine.media.processed import MediaError
+
+if TYPE_CHECKING:
+    from engine.media.spectrogram import Samples
+
+PATH = "/v1/realtime"
+PCM = "audio/pcm"
+SAMPLE_BYTES = 2
+RATES = (8_000, 48_000)
+SHORTEST_S = 0.1
+MAX_WAITING = 16
+"""Committed items that wait for their transcripts."""
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""Subprotocol with the API key, for browsers, which cannot set headers."""
+
+router = APIRouter()
+
+
+@dataclass(frozen=True)
+class Session:
+    """Settings of a connection."""
+
+    rate: int = 24_000
+    """Samples per second that the client sends."""
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+    def shown(self, id: str) -> dict[str, Any]:
+        """Return the session of an event."""
+        transcription = {"model": self.model, "language": self.language, "prompt": self.prompt}
+        return {
+            "id": id,
+            "object": "realtime.session",
+            "type": "transcription",
+            "audio": {
+                "input": {
+                    "format": {"type": PCM, "rate": self.rate},
+                    "transcription": transcription,
+                    "turn_detection": None,
+                    "noise_reduction": None,
+                }
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Item:
+    """A committed buffer."""
+
+    id: str
+    audio: bytes
+    session: Session
+
+
+@dataclass
+class Connection:
+    """One client. Belongs to one event loop."""
+
+    service: Service
+    socket: WebSocket
+    session: Session
+    id: str = field(default_factory=lambda: f"sess_{uuid.uuid4().hex}")
+    buffer: bytearray = field(default_factory=bytearray)
+    previous: str | None = None
+    items: asyncio.Queue[Item] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING))
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        event = {"type": kind, "event_id": f"event_{uuid.uuid4().hex}", **fields}
+        await self.socket.send_text(orjson.dumps(event).decode())
+
+    async def run(self) -> None:
+        """Read events until the client disconnects. Transcribe items meanwhile."""
+        await self.send("session.created", session=self.session.shown(self.id))
+        worker = asyncio.create_task(self._transcribe())
+        try:
+            while not self.service.closed:
+                message = await self.socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                await self._read(message)
+            await self.items.join()
+            await self.socket.close(1001, DRAINING)
+        except WebSocketDisconnect:
+            return
+        finally:
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
+
+    async def _read(self, message: MutableMapping[str, Any]) -> None:
+        event_id = None
+        try:
+            event = _event(message)
+            event_id = event.get("event_id")
+            await self._handle(event)
+        except (ApiError, RequestError) as error:
+            text = error.message if isinstance(error, ApiError) else str(error)
+            fault = {"type": "invalid_request_error", "code": "invalid_event", "message": text}
+            await self.send("error", error={**fault, "param": error.param, "event_id": event_id})
+
+    async def _handle(self, event: dict[str, Any]) -> None:
+        match event.get("type"):
+            case "session.update" | "transcription_session.update":
+                self.session = _updated(self.service, self.session, event.get("session"))
+                await self.send("session.updated", session=self.session.shown(self.id))
+            case "input_audio_buffer.append":
+                self._append(event.get("audio"))
+            case "input_audio_buffer.clear":
+                self.buffer.clear()
+                await self.send("input_audio_buffer.cleared")
+            case "input_audio_buffer.commit":
+                await self._commit()
+            case kind:
+                raise RequestError(
+                    f"The event type {str(kind)[:100]!r} is not supported. Use session.update or "
+                    "input_audio_buffer.append, .commit or .clear.",
+                    "type",
+                )
+
+    def _append(self, audio: Any) -> None:
+        try:
+            if not isinstance(audio, str):
+                raise TypeError
+            data = base64.b64decode(audio, validate=True)
+        except (TypeError, binascii.Error):
+            raise RequestError("audio must be a text in base64.", "audio") from None
+        longest = self.service.config.limits.max_audio_seconds
+        if len(self.buffer) + len(data) > longest * self.session.rate * SAMPLE_BYTES:
+            raise RequestError(
+                f"The buffer is longer than {longest:g} seconds, the server's limits.max_audio_seconds. Commit it "
+                "before you append more audio.",
+                "audio",
+            )
+        self.buffer += data
+
+    async def _commit(self) -> None:
+        seconds = len(self.buffer) / SAMPLE_BYTES / self.session.rate
+        if seconds < SHORTEST_S:
+            raise RequestError(f"The buffer has {seconds:.2f} s of audio; {SHORTEST_S} s are needed.", "audio")
+        if len(self.buffer) % SAMPLE_BYTES:
+            raise RequestError("The buffer has an odd number of bytes; a sample has two.", "audio")
+        if self.items.full():
+            raise RequestError(f"{MAX_WAITING} items wait for their transcripts. Wait for one of them.", "type")
+        item = Item(f"item_{uuid.uuid4().hex}", bytes(self.buffer), self.session)
+        self.buffer.clear()
+        await self.send("input_audio_buffer.committed", item_id=item.id, previous_item_id=self.previous)
+        content = [{"type": "input_audio", "transcript": None}]
+        message = {"id": item.id, "object": "realtime.item", "type": "message", "role": "user", "status": "completed"}
+        await self.send("conversation.item.added", item={**message, "content": content}, previous_item_id=self.previous)
+        self.previous = item.id
+        self.items.put_nowait(item)
+
+    async def _transcribe(self) -> None:
+        while True:
+            item = await self.items.get()
+            self._count(1)
+            try:
+                await self._transcribe_item(item)
+            finally:
+                self._count(-1)
+                self.items.task_done()
+
+    async def _transcribe_item(self, item: Item) -> None:
+        kind = "conversation.item.input_audio_transcription"
+        place = {"item_id": item.id, "content_index": 0}
+        seconds = len(item.audio) / SAMPLE_BYTES / item.session.rate
+        text = ""
+        try:
+            async with aclosing(self._deltas(item)) as deltas:
+                async for delta in deltas:
+                    text += delta
+                    await self.send(f"{kind}.delta", **place, delta=delta)
+        except (ApiError, RequestError) as error:
+            fault = error_object(error, self.socket.state.request_id)["error"]
+            await self.send(f"{kind}.failed", **place, error=fault)
+        else:
+            usage = {"type": "duration", "seconds": math.ceil(seconds)}
+            await self.send(f"{kind}.completed", **place, transcript=text, usage=usage)
+
+    async def _deltas(self, item: Item) -> AsyncGenerator[str, None]:
+        """Yield the text of an item in pieces."""
+        service, session = self.service, item.session
+        self._enter()
+        body = TranscriptionRequest(model=session.model, language=session.language, prompt=session.prompt)
+        self.socket.state.request_id = uuid.uuid4().hex
+        self.socket.state.subject = Subject(self.socket.state.request_id, arrived_s=now())
+        # A connection has the headers and the state that a request has.
+        call = receive(service, cast(Request, self.socket), body.model, "realtime")
+        samples = await asyncio.to_thread(resampled, item.audio, session.rate)
+        pieces = await _pieces(call, body, samples)
+        async with aclosing(pieces):
+            async for delta in text_deltas(pieces):
+                yield delta
+
+    def _enter(self) -> None:
+        """Raise RateLimited beyond the limits of the API key, and Unavailable during a drain."""
+        service, key = self.service, self.socket.state.key
+        if service.closed:
+            raise Unavailable(DRAINING, DRAIN_RETRY_AFTER_S)
+        spent = None if key is None else service.allowances.enter(key.owner, now())
+        if spent is not None:
+            service.metrics.add("key_refusals", 1, key.shown, spent.unit)
+            raise RateLimited(spent.unit, spent.per_minute, spent.seconds, {})
+
+    def _count(self, change: int) -> None:
+        self.service.open_requests += change
+        self.service.metrics.set("open_requests", self.service.open_requests)
+
+
+async def _pieces(call: Call, body: TranscriptionRequest, samples: "Samples") -> AsyncGenerator[str, None]:
+    """Return the pieces of a transcript. Raise RequestError."""
+    if call.service.config.transcriber is not None:
+        form = call.service.config.transcriber
+        check_decoder(body, form)
+        media = call.service.media
+        assert media is not None, "the model reads audio"
+        try:
+            item = await media.audio(wav_of(samples), call.service.config.limits.max_audio_seconds)
+        except MediaError as error:
+            raise RequestError(str(error), "audio") from None
+        marker = "" if body.language else form.marker
+        return Transcription(call, plan_decoder(body, call.context, item), item.seconds, marker).pieces()
+    from appliance.server.speech.recognize import Recognizer  # imports NumPy
+
+    plan = await asyncio.to_thread(plan_speech, body, call.context)
+    return _segment_texts(Recognition(call, body, Recognizer(plan, samples, runner_of(call))))
+
+
+async def _segment_texts(made: Recognition) -> AsyncGenerator[str, None]:
+    async with aclosing(made.segments()) as segments:
+        async for found in segments:
+            for segment in found:
+                yield segment.text
+
+
+def _event(message: MutableMapping[str, Any]) -> dict[str, Any]:
+    text = message.get("text")
+    try:
+        event = orjson.loads(text if text is not None else message.get("bytes") or b"")
+    except orjson.JSONDecodeError:
+        event = None
+    if not isinstance(event, dict):
+        raise RequestError("An event must be a JSON object.", "event")
+    return event
+
+
+def _updated(service: Service, session: Session, given: Any) -> Session:
+    """Return the session with the settings of an update, of the present or the former API. Raise RequestError."""
+    if not isinstance(given, dict):
+        raise RequestError("session must be an object.", "session")
+    if given.get("type", "transcription") != "transcription":
+        raise RequestError("session.type must be transcription.", "session.type")
+    audio = given.get("audio")
+    source = audio.get("input") if isinstance(audio, dict) else None
+    former = {
+        "format": given.get("input_audio_format"),
+        "transcription": given.get("input_audio_transcription"),
+        "turn_detection": given.get("turn_detection"),
+    }
+    settings: dict[str, Any] = source if isinstance(source, dict) else former
+    if settings.get("turn_detection") is not None:
+        raise RequestError(
+            "turn_detection must be null: the client commits the buffer.", "session.audio.input.turn_detection"
+        )
+    found = replace(session, rate=_rate(settings.get("format"), session.rate))
+    wanted = settings.get("transcription")
+    if wanted is None:
+        return found
+    try:
+        fields = {name: wanted.get(name) for name in ("model", "language", "prompt")}
+        body = TranscriptionRequest.model_validate(fields)
+    except (AttributeError, ValidationError):
+        raise RequestError(
+            "transcription must be an object with texts in model, language and prompt.",
+            "session.audio.input.transcription",
+        ) from None
+    service.model_name(body.model or session.model)
+    return replace(found, model=body.model or session.model, language=body.language, prompt=body.prompt)
+
+
+def _rate(given: Any, rate: int) -> int:
+    """Return the sampling rate of a format."""
+    if given is None:
+        return rate
+    if given == "pcm16":
+        return 24_000
+    wanted = given.get("rate", rate) if isinstance(given, dict) and given.get("type") == PCM else None
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or not RATES[0] <= wanted <= RATES[1]:
+        raise RequestError(
+            f"format must have the type {PCM} and a rate of {RATES[0]} to {RATES[1]}.", "session.audio.input.format"
+        )
+    return wanted
+
+
+def resampled(audio: bytes, rate: int) -> "Samples":
+    """Return 16-bit samples as float32 at 16 kHz."""
+    import numpy as np
+    import soxr
+
+    from engine.media.spectrogram import SAMPLE_RATE
+
+    samples = np.frombuffer(audio, "<i2").astype(np.float32) / np.float32(32_768)
+    if rate == SAMPLE_RATE:
+        return cast("Samples", samples)
+    return np.ascontiguousarray(soxr.resample(samples, rate, SAMPLE_RATE), np.float32)
+
+
+def wav_of(samples: "Samples") -> bytes:
+    """Return a WAV file of these samples at 16 kHz."""
+    import io
+
+    import soundfile
+
+    from engine.media.spectrogram import SAMPLE_RATE
+
+    stream = io.BytesIO()
+    soundfile.write(stream, samples, SAMPLE_RATE, format="WAV", subtype="FLOAT")
+    return stream.getvalue()
+
+
+@router.websocket(PATH)
+async def realtime(socket: WebSocket) -> None:
+    service: Service = socket.app.state.service
+    protocols: list[str] = socket.scope.get("subprotocols", [])
+    try:
+        key = key_of(service, _authorization(socket.headers, protocols)) if service.keys else None
+        service.model_name(socket.query_params.get("model"))
+        if service.closed or not service.has_text:
+            raise Unavailable(DRAINING if service.closed else "The service is starting.", DRAIN_RETRY_AFTER_S)
+        if not _same_origin(service, socket.headers):
+            raise Unauthorized
+    except (ApiError, RequestError):
+        await socket.close(1008)  # before it is accepted: the reply to the upgrade is 403
+        return
+    socket.state.key, socket.state.owner = key, "" if key is None else key.owner
+    socket.state.request_id = uuid.uuid4().hex
+    await socket.accept("realtime" if "realtime" in protocols else None)
+    await Connection(service, socket, Session(model=socket.query_params.get("model"))).run()
+
+
+def _authorization(headers: Headers, protocols: list[str]) -> Headers:
+    """Return the headers with the API key of a client, which may be a subprotocol."""
+    given = next((one.removeprefix(KEY_PROTOCOL) for one in protocols if one.startswith(KEY_PROTOCOL)), "")
+    return Headers({"authorization": f"Bearer {given}"}) if given else headers
+
+
+def _same_origin(service: Service, headers: Headers) -> bool:
+    """Return whether a connection is not from a page of another site, unless endpoints.cors_origins has that site.
+    Browsers send the origin of the page; the same-origin policy does not cover WebSockets."""
+    origin, allowed = headers.get("origin"), service.config.endpoints.cors_origins
+    if origin is None or "*" in allowed or origin in allowed:
+        return True
+    return urlsplit(origin).netloc == headers.get("host")
