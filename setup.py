@@ -19,6 +19,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 FOLDER = Path("kernels/cpu")
+SOURCES = ("program.cpp", "linear_blocks.cpp", "pack_blocks.cpp")
 SWITCH = "SLIPWAY_BUILD_KERNELS"
 # Files of manifests/ that become the folder appliance/demo of the wheel: `slipway serve` serves them by default.
 DEMO = ("demo.yaml", "demo/*.json", "demo/*.safetensors")
@@ -62,7 +63,7 @@ def extensions():
     return [
         Extension(
             f"kernels.cpu._{one.name}",
-            sources=[str(FOLDER / "program.cpp")],
+            sources=[str(FOLDER / name) for name in SOURCES],
             depends=[str(file) for file in sorted(FOLDER.glob("*.h"))],
             extra_compile_args=["-std=c++20", "-O3", "-g0", "-Wno-psabi", "-fno-math-errno", *one.flags],
             language="c++",

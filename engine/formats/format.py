@@ -16,6 +16,8 @@ from engine.formats.native import Executor, Native
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.ggml_blocks import BlockWeight
+
 PLAIN = ("F32", "BF16", "F16", "F64")
 SCALES = ("F16", "BF16", "F32")
 GROUP_MULTIPLE = 32  # inputs of a group that kernels multiply by
@@ -99,6 +101,10 @@ class Format:
         """Return the numbers for `native`: `Int4Weight` or `Int8Weight` for `Groups`, `Fp8Weight` for `E4M3`. Raises
         CheckpointError if they contradict the declaration."""
         raise NotImplementedError(f"{type(self).__name__} has no product")
+
+    def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
+        """Return the blocks for `GgmlBlocks`."""
+        raise NotImplementedError(f"{type(self).__name__} has no blocks of ggml")
 
     def dequantize(self, matrix: StoredMatrix) -> "Tensor":
         """Return the values of the weights, [outputs, inputs] float32."""

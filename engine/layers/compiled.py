@@ -87,7 +87,7 @@ from engine.models.parts import LayerNorm, Norm
 from kernels.activation import function, gated
 from kernels.cpu import program as cpu
 from kernels.cpu.memory import HUGE, region
-from kernels.cpu.packing import Packed
+from kernels.cpu.packing import BLOCK_FORMS, FORMS, Packed, Segments
 from kernels.cpu.program import Program as CompiledProgram
 from kernels.cpu.program import StepData, Team
 from kernels.cpu.shm_collective import ShmCollective
@@ -321,13 +321,13 @@ class CompiledOps:
 
     def _linear(self, op: Linear, x: Tensor, y: Tensor) -> Iterator[cpu.Op]:
         """Yield the product, between the two operations of its adapters."""
-        product, lora = _linear(self.weights.matrix(op.weight), x, y), self.adapters.layer(op.weight.name)
+        products, lora = _linear(self.weights.matrix(op.weight), x, y), self.adapters.layer(op.weight.name)
         if lora is None:
-            yield product
+            yield from products
             return
         u = self.buffers[Value(name=LOW_RANK, width=self.adapters.columns)]
         before, after = cpu.lora(lora.a, lora.b, lora.ranks, lora.pieces, x, y, u)
-        yield from (before, product, after)
+        yield from (before, *products, after)
 
     def _stream(self, op: StreamOp) -> TorchOp:
         assert self.vocabulary is not None, "a tower has no streams"
@@ -482,7 +482,10 @@ class CompiledOps:
 
     def _embed(self, x: Tensor) -> cpu.Embed:
         assert self.vocabulary is not None, "a program with an embedding has a vocabulary"
-        return _rows(self.vocabulary.table, self.vocabulary.part.scale, x)
+        embed = _rows(self.vocabulary.table, self.vocabulary.part.scale, x)
+        if self.vocabulary.blocks is not None:
+            embed.type = cpu.EMBED_BLOCKS + FORMS.index(BLOCK_FORMS[self.vocabulary.blocks.kind])
+        return embed
 
     def _qk_norm(self, op: QKNorm, qkv: Tensor) -> Iterator[cpu.Op | TorchOp]:
         layer, dim = self.weights.qk_norm(op.weight), op.weight.attention.head_dim
@@ -927,8 +930,7 @@ class BidirectionalKV:
 
 
 def _is_sum(op: Embed) -> bool:
-    embed = op.weight.embed
-    return embed.width is None and (embed.positions is not None or embed.segments is not None)
+    return op.weight.embed.is_sum
 
 
 def _bidirectional_kv(ops: Sequence[Op]) -> BidirectionalKV | None:
@@ -989,8 +991,13 @@ def regions(
     return found
 
 
-def _linear(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
-    return cpu.linear(_packed(layer), layer.own_bias, x, y)
+def _linear(layer: LinearLayer, x: Tensor, y: Tensor) -> Iterator[cpu.Linear]:
+    """Yield the products of a matrix, one for each of its segments."""
+    bias, at = layer.own_bias, 0
+    for weight in layer.weight.pieces if isinstance(layer.weight, Segments) else (_packed(layer),):
+        outputs = slice(at, at + weight.outputs)
+        yield cpu.linear(weight, None if bias is None else bias[outputs], x, y[:, outputs])
+        at += weight.outputs
 
 
 def _activation(op: Activation, x: Tensor, y: Tensor, numbers: Tensor | None) -> cpu.Activate | TorchOp:

@@ -717,6 +717,11 @@ class Embedding:
     norm: Norm | None = None
 
     @property
+    def is_sum(self) -> bool:
+        """True if rows of positions or segments are added to those of the tokens."""
+        return self.width is None and (self.positions is not None or self.segments is not None)
+
+    @property
     def row_width(self) -> int:
         """Size of a token's row, and of the inputs of the head."""
         return self.width or self.hidden
