@@ -1,10 +1,11 @@
 """Build steps that pyproject.toml cannot express: the compiled CPU kernels and the demo inside the wheel.
 
-`kernels/cpu` has one source; each variant of it (`kernels/cpu/library.py`) becomes one extension. With a C++ compiler
-every variant must build, or the installation fails. Without a compiler the package installs as pure Python, with a
+`kernels/cpu` is compiled once for each variant (`kernels/cpu/library.py`), which becomes one extension. With a C++
+compiler every variant must build, or the installation fails. Without a compiler the package installs as pure Python, with a
 warning, and torch serves. `SLIPWAY_BUILD_KERNELS=0` installs without kernels although there is a compiler.
 """
 
+import copy
 import importlib.util
 import os
 import platform
@@ -76,8 +77,11 @@ class BuildKernels(build_ext):
     """Explains what to do if an extension does not compile."""
 
     def build_extension(self, ext):
+        # Extensions have the same sources and may be built at once, so each has a folder of its own for objects.
+        own = copy.copy(self)
+        own.build_temp = os.path.join(self.build_temp, ext.name)
         try:
-            super().build_extension(ext)
+            super(BuildKernels, own).build_extension(ext)
         except Exception as error:
             raise SystemExit(
                 f"{ext.name} did not compile with {compiler()}: {error}\nThe CPU kernels need GCC 12 or Clang 16 or "

@@ -24,7 +24,8 @@ def use_emulated(patch: pytest.MonkeyPatch) -> None:
     for name, macro in EMULATED.items():
         if not (file := folder / f"_{name}.so").exists():
             part = file.with_suffix(".part")
-            subprocess.run(["g++", *FLAGS, f"-I{HEADERS}", f"-D{macro}", *map(str, sources), "-o", str(part)], check=True)
+            options = (*FLAGS, f"-I{HEADERS}", f"-D{macro}")
+            subprocess.run(["g++", *options, *map(str, sources), "-o", str(part)], check=True)
             part.rename(file)
     patch.setattr(library, "FOLDER", folder)
     patch.setattr(library, "_usable", lambda folder, flags: tuple(EMULATED))

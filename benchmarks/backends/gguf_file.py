@@ -1,5 +1,11 @@
-"""Convert a checkpoint to a GGUF file of any type, once, with the packages gguf and llama-cpp-python."""
+"""Convert a checkpoint to a GGUF file of any type, once, with the packages gguf and llama-cpp-python.
 
+    python -m benchmarks.backends.gguf_file FOLDER Q4_K_M Q6_K
+
+writes the files beforehand, for engines whose environment lacks these packages.
+"""
+
+import argparse
 import json
 from pathlib import Path
 
@@ -13,12 +19,24 @@ def gguf(checkpoint: Path, bits: str) -> Path:
     if not half.exists():
         _write(checkpoint, half)
     if not file.exists():
-        import llama_cpp  # type: ignore[import-not-found]
+        try:
+            import llama_cpp  # type: ignore[import-not-found]
+        except ModuleNotFoundError as error:
+            raise SystemExit(f"{file} does not exist; write it with {__spec__.name} where llama-cpp-python is") from error
 
         settings = llama_cpp.llama_model_quantize_default_params()
         settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{bits}")
         assert llama_cpp.llama_model_quantize(str(half).encode(), str(file).encode(), settings) == 0
     return file
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("types", nargs="+", help="types of llama.cpp")
+    arguments = parser.parse_args()
+    for bits in arguments.types:
+        print(gguf(arguments.checkpoint, bits))
 
 
 def _write(checkpoint: Path, file: Path) -> None:
@@ -57,3 +75,7 @@ def _write(checkpoint: Path, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -126,7 +126,7 @@ def mx_blocks(matrix: StoredMatrix, numbers: str, scales: str) -> "BlockWeight":
 
     power_of_two(matrix, scales)
     raw = matrix.read(numbers).flatten(1)
-    raw = torch.nn.functional.pad(raw, (0, -raw.shape[1] % (MX_GROUP // 2))).unflatten(1, (-1, MX_GROUP // 2))
+    raw = torch.nn.functional.pad(raw, (0, -raw.shape[1] % (MX_GROUP // 2))).view(len(raw), -1, MX_GROUP // 2)
     codes = torch.stack((raw & 15, raw >> 4), 3).flatten(2)
     halves = codes[:, :, : MX_GROUP // 2] | codes[:, :, MX_GROUP // 2 :] << 4
     blocks = torch.cat((matrix.read(scales).view(torch.uint8).unsqueeze(2), halves), 2)

@@ -135,7 +135,7 @@ template <const BlockType& T> static inline __attribute__((always_inline)) vi co
     }
     if constexpr (T.table != nullptr) {
 #if defined(__AVX512F__)
-        const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)T.table));
+        const __m512i table = _mm512_maskz_broadcast_i32x4(0xffff, _mm_load_si128((const __m128i*)T.table));
         code = (vi)_mm512_shuffle_epi8(table, (__m512i)code);
 #elif defined(__AVX2__)
         const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)T.table));

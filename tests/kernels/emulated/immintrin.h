@@ -111,7 +111,7 @@ static inline void stream(float* out, __m512 x) { std::memcpy(out, &x, sizeof x)
 #define _mm512_maskz_cvtph_ps(mask, x) emulated::halves_to_floats(x)
 #define _mm512_fmadd_ps emulated::fmadd
 #define _mm512_shuffle_epi8 emulated::shuffle_epi8
-#define _mm512_broadcast_i32x4 emulated::broadcast_i32x4
+#define _mm512_maskz_broadcast_i32x4(mask, x) emulated::broadcast_i32x4(x)
 #endif
 
 #ifdef EMULATE_AVX512BF16
