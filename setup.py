@@ -1,8 +1,9 @@
 """Build steps that pyproject.toml cannot express: the compiled CPU kernels and the demo inside the wheel.
 
 `kernels/cpu` is compiled once for each variant (`kernels/cpu/library.py`), which becomes one extension. With a C++
-compiler every variant must build, or the installation fails. Without a compiler the package installs as pure Python, with a
-warning, and torch serves. `SLIPWAY_BUILD_KERNELS=0` installs without kernels although there is a compiler.
+compiler every variant must build, or the installation fails. Without a compiler the package installs as pure Python,
+with a warning, and torch serves. `SLIPWAY_BUILD_KERNELS=0` installs without
+kernels although there is a compiler.
 """
 
 import copy

@@ -11,7 +11,8 @@ from engine.lowering.footprint import LARGE_GROUP, SMALL_GROUP
 from kernels.quantisation import to_int4, to_int8
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-FORMATS = ("original", "plain", "Q8_0", "Q4_0", "Q5_0", "Q5_1", "int8_restored", "int4_restored", "bf16_restored")
+STORED = ("original", "plain", "Q8_0", "Q4_0", "Q5_0", "Q5_1")
+FORMATS = (*STORED, "int8_restored", "int4_restored", "bf16_restored")
 Values = Any  # numpy arrays
 
 

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
-QUANTIZED = ("Q8_0", "Q4_0", "Q6_K", "Q4_K_M", "IQ4_XS")  # the types that llama.cpp itself makes of the restored weights
+QUANTIZED = (
+    "Q8_0",
+    "Q4_0",
+    "Q6_K",
+    "Q4_K_M",
+    "IQ4_XS",
+)  # the types that llama.cpp itself makes of the restored weights
 
 
 class LlamaCpp:
@@ -25,8 +31,8 @@ class LlamaCpp:
         self.version = self._run("version").strip()
 
     def write_formats(self, plain: Path, wanted: Collection[str]) -> dict[str, Path]:
-        """Quantize the file of float32 weights in the folder `plain`; return one folder per wanted format, beside
-        it."""
+        """Quantize the file of float32 weights in the folder `plain`; return one folder for each wanted
+        format."""
         made = {}
         for kind in QUANTIZED:
             name = f"llama_{kind}"

@@ -22,7 +22,7 @@ def gguf(checkpoint: Path, bits: str) -> Path:
         try:
             import llama_cpp  # type: ignore[import-not-found]
         except ModuleNotFoundError as error:
-            raise SystemExit(f"{file} does not exist; write it with {__spec__.name} where llama-cpp-python is") from error
+            raise SystemExit(f"{file} does not exist; write it with {__name__} where llama-cpp-python is") from error
 
         settings = llama_cpp.llama_model_quantize_default_params()
         settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{bits}")

@@ -10,8 +10,8 @@ OWN = ("stored", "int8", "int4")
 
 
 def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int]) -> Measure:
-    """bits: stored, int8, int4, bfloat16 (stored weights, products in bfloat16), or a type of llama.cpp, whose GGUF
-    file is served as it is; variant: of the compiled kernels, or torch."""
+    """bits: stored, int8, int4, bfloat16 (stored weights, products in bfloat16), or a type of llama.cpp (a GGUF file);
+    variant: of the compiled kernels, or torch."""
     from engine.llm import LLM, Params
 
     rows, context, _ = most

@@ -92,6 +92,7 @@ from kernels.cpu.program import Program as CompiledProgram
 from kernels.cpu.program import StepData, Team
 from kernels.cpu.shm_collective import ShmCollective
 from kernels.experts.routes import sparsemixer_weights
+from kernels.ggml_blocks import BlockWeight
 
 MIN_TOKENS = 64
 LATENT_HEADS = 16  # heads that read the latents of a piece of work together, at most
@@ -482,10 +483,7 @@ class CompiledOps:
 
     def _embed(self, x: Tensor) -> cpu.Embed:
         assert self.vocabulary is not None, "a program with an embedding has a vocabulary"
-        embed = _rows(self.vocabulary.table, self.vocabulary.part.scale, x)
-        if self.vocabulary.blocks is not None:
-            embed.type = cpu.EMBED_BLOCKS + FORMS.index(BLOCK_FORMS[self.vocabulary.blocks.kind])
-        return embed
+        return _rows(self.vocabulary.table, self.vocabulary.part.scale, x, self.vocabulary.blocks)
 
     def _qk_norm(self, op: QKNorm, qkv: Tensor) -> Iterator[cpu.Op | TorchOp]:
         layer, dim = self.weights.qk_norm(op.weight), op.weight.attention.head_dim
@@ -846,14 +844,14 @@ class CompiledModel(CompiledOps):
         self.encoder_regions, self.cross_regions = regions(encoder_ops, kept), regions(cross_ops, kept)
 
 
-def _rows(table: Tensor, scale: float, y: Tensor) -> cpu.Embed:
-    """Write the row of each token, times `scale`."""
+def _rows(table: Tensor, scale: float, y: Tensor, blocks: BlockWeight | None = None) -> cpu.Embed:
+    """Write the row of each token, times `scale`. blocks: the table if it is in blocks of ggml."""
     return cpu.Embed(
         table=table.data_ptr(),
         out=y.data_ptr(),
         out_stride=y.stride(0),
         size=y.shape[1],
-        type=cpu.TYPES[table.dtype],
+        type=cpu.TYPES[table.dtype] if blocks is None else cpu.EMBED_BLOCKS + FORMS.index(BLOCK_FORMS[blocks.kind]),
         scale=scale,
     )
 

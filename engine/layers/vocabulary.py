@@ -26,7 +26,7 @@ class Vocabulary:
     """
 
     table: Tensor  # [rows, hidden], or the bytes of `blocks`
-    blocks: BlockWeight | None = None  # of ggml, in which compiled kernels look rows up
+    blocks: BlockWeight | None = None  # of ggml; compiled kernels read rows of it
     positions: Tensor | None = None  # [positions, hidden]
     segments: Tensor | None = None  # [segments, hidden]
     head: Tensor | Packed | IntegerWeight | None = None  # [rows, hidden], packed; None: a pooling model
@@ -59,7 +59,7 @@ class Vocabulary:
         self._load_added(read, target)
 
     def _load_added(self, read: Read, target: Target) -> None:
-        """Load what is beside the table."""
+        """Load the tables of positions and segments, and the head."""
         added = self.part.positions, self.part.segments
         self.positions, self.segments = (added_rows(read, self.root, one, self.part.hidden, target) for one in added)
         if self.out is not None:

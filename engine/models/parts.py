@@ -718,7 +718,7 @@ class Embedding:
 
     @property
     def is_sum(self) -> bool:
-        """True if rows of positions or segments are added to those of the tokens."""
+        """True if positions or segments have rows too, which are added."""
         return self.width is None and (self.positions is not None or self.segments is not None)
 
     @property

@@ -47,7 +47,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Segments:
-    """Packed weight whose outputs have several forms: those of each piece follow those of the one before."""
+    """Packed weight in several forms. The outputs of a piece come after the outputs of the previous piece."""
 
     pieces: tuple[Packed, ...]
 

@@ -44,7 +44,7 @@ def drawn(kind, outputs=19, inputs=512, seed=3):
 
 
 def activations(rows, inputs, seed=5):
-    """Ordinary blocks, one outlier, two outliers, a block of zeros, and large blocks beside small ones."""
+    """Draw blocks without outliers, with one and with two, a block of zeros, and blocks of large numbers."""
     x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(seed))
     x[:, 3] *= 40
     x[0, 70], x[0, 71] = 90, -300

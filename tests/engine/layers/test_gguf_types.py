@@ -1,5 +1,7 @@
 """Every type of GGUF: integers and dequantized numbers are compared with the package gguf."""
 
+from functools import partial
+
 import gguf
 import numpy as np
 import pytest
@@ -121,7 +123,7 @@ def test_compiled_kernels_multiply_by_blocks_as_they_are(kind, tmp_path, monkeyp
 
 
 def test_sources_of_several_types_are_multiplied_one_after_another(tmp_path, driver, ids, on_ranks):
-    """A fused matrix keeps each source in its type; a table in blocks is looked up as it is."""
+    """A fused matrix and the embedding keep the types of the file."""
     types = {"k_proj": Type.Q8_0, "up_proj": Type.Q5_1, "embed": Type.Q4_1, "lm_head": Type.Q5_0, "proj": Type.Q5_0}
     folder, prompt = test_gguf.write(tmp_path / "n", types, attention_bias=True, **WIDE), ids(9, 1)
     compare(read_checkpoint(folder), best())
@@ -130,13 +132,16 @@ def test_sources_of_several_types_are_multiplied_one_after_another(tmp_path, dri
     assert engine.model.vocabulary.blocks.kind == "Q4_1"
     pieces = [[one.form for one in layer.weight.pieces] for layer in test_gguf.linears(engine)[::4]]
     assert pieces[0] == ["blocks_q5_0", "tiles_int8", "blocks_q5_0"]
-    for got in on_ranks(2, lambda world: driver(folder, world=world, kernels=best()).run(prompt, 5), best()):
+    run = partial(driver, folder, kernels=best())
+    for got in on_ranks(2, lambda world: run(world=world).run(prompt, 5), best()):
         assert test_gguf.near(got, want)
 
 
 def test_ranks_divide_blocks_nowhere(tmp_path, monkeypatch, driver, on_ranks):
     folder = file(tmp_path / "m", "Q4_K", monkeypatch, **WIDE)
-    with pytest.raises(CheckpointError, match=r"has blocks of 256 inputs, and 2 ranks would get 128 of 256 each; lower"):
+    with pytest.raises(
+        CheckpointError, match=r"has blocks of 256 inputs, and 2 ranks would get 128 of 256 each; lower"
+    ):
         on_ranks(2, lambda world: driver(folder, world=world, kernels=best()), best())
 
 
