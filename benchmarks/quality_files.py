@@ -45,7 +45,8 @@ def tokenize(file: Path, text: str) -> list[int]:
 def write_formats(file: Path, folder: Path, wanted: Collection[str] = FORMATS) -> dict[str, Path]:
     """Write one folder with a GGUF file per wanted format, and original and plain always; return them by format.
 
-    original: the given file. plain: its weights in float32. Q8_0, Q4_0, Q5_0, Q5_1: plain, quantized by gguf's reference code.
+    original: the given file. plain: its weights in float32. Q8_0, Q4_0, Q5_0, Q5_1: plain, quantized by gguf's
+    reference code.
     int8_restored, int4_restored, bf16_restored: plain, rounded as the engine rounds at load, then restored to float32,
     with a head of its own because a tied embedding is not rounded.
     """
