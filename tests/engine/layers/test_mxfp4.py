@@ -189,7 +189,7 @@ def test_compiled_ranks_share_whole_groups_only(written):
     assert tensor_sizes(found.model, found.quantization, "torch") == (1, 2, 3, 6)
     assert tensor_sizes(found.model, found.quantization, "compiled") == (1, 3)
     problem = tensor_problem(found.model, found.quantization, 2, "compiled")
-    assert problem is not None and "groups of 32 inputs, and 2 ranks would get 48 of 96 each" in problem
+    assert problem is not None and "blocks of 32 inputs, and 2 ranks would get 48 of 96 each" in problem
 
 
 def test_a_layer_that_the_settings_skip_is_plain(tmp_path, driver, ids):
