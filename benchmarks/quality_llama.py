@@ -20,7 +20,7 @@ QUANTIZED = (
     "Q6_K",
     "Q4_K_M",
     "IQ4_XS",
-)  # the types that llama.cpp itself makes of the restored weights
+)  # llama.cpp quantizes to these types
 
 
 class LlamaCpp:
