@@ -1,10 +1,12 @@
 """Build steps that pyproject.toml cannot express: the compiled CPU kernels and the demo inside the wheel.
 
-`kernels/cpu` has one source; each variant of it (`kernels/cpu/library.py`) becomes one extension. With a C++ compiler
-every variant must build, or the installation fails. Without a compiler the package installs as pure Python, with a
-warning, and torch serves. `SLIPWAY_BUILD_KERNELS=0` installs without kernels although there is a compiler.
+`kernels/cpu` is compiled once for each variant (`kernels/cpu/library.py`), which becomes one extension. With a C++
+compiler every variant must build, or the installation fails. Without a compiler the package installs as pure Python,
+with a warning, and torch serves. `SLIPWAY_BUILD_KERNELS=0` installs without
+kernels although there is a compiler.
 """
 
+import copy
 import importlib.util
 import os
 import platform
@@ -19,6 +21,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 FOLDER = Path("kernels/cpu")
+SOURCES = ("program.cpp", "linear_blocks.cpp", "pack_blocks.cpp")
 SWITCH = "SLIPWAY_BUILD_KERNELS"
 # Files of manifests/ that become the folder appliance/demo of the wheel: `slipway serve` serves them by default.
 DEMO = ("demo.yaml", "demo/*.json", "demo/*.safetensors")
@@ -62,7 +65,7 @@ def extensions():
     return [
         Extension(
             f"kernels.cpu._{one.name}",
-            sources=[str(FOLDER / "program.cpp")],
+            sources=[str(FOLDER / name) for name in SOURCES],
             depends=[str(file) for file in sorted(FOLDER.glob("*.h"))],
             extra_compile_args=["-std=c++20", "-O3", "-g0", "-Wno-psabi", "-fno-math-errno", *one.flags],
             language="c++",
@@ -80,8 +83,11 @@ class BuildKernels(build_ext):
         self.parallel = self.parallel or (len(allowed(0)) if allowed else os.cpu_count())
 
     def build_extension(self, ext):
+        # Extensions have the same sources and may be built at once, so each has a folder of its own for objects.
+        own = copy.copy(self)
+        own.build_temp = os.path.join(self.build_temp, ext.name)
         try:
-            super().build_extension(ext)
+            super(BuildKernels, own).build_extension(ext)
         except Exception as error:
             raise SystemExit(
                 f"{ext.name} did not compile with {compiler()}: {error}\nThe CPU kernels need GCC 12 or Clang 16 or "

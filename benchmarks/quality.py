@@ -10,7 +10,7 @@ and dialogue written for this benchmark, code from this repository) are cut into
 an empty context.
 
 With llama-cpp-python, in this interpreter or in the one of `--llama-cpp`, llama.cpp is measured too: on the given file,
-on its weights in float32, and on files that llama.cpp itself quantizes from these to Q8_0 and Q4_0. Windows, positions,
+on its weights in float32, and on files that llama.cpp itself quantizes from these. Windows, positions,
 reference and files are the same for both engines. Writes JSON.
 """
 
@@ -77,6 +77,8 @@ SETTINGS = (
     Setting("Q8_0", "Q8_0", twin="Q8_0"),
     Setting("int8", "plain", bits="int8", twin="int8_restored"),
     Setting("Q4_0", "Q4_0", twin="Q4_0"),
+    Setting("Q5_0", "Q5_0", twin="Q5_0"),
+    Setting("Q5_1", "Q5_1", twin="Q5_1"),
     Setting("int4", "plain", bits="int4", twin="int4_restored"),
     Setting("int8, groups of 32", "plain", bits="int8", group=32, twin=None),
     Setting("int8, int4 head", "plain", bits="int8", head="int4", twin=None),
@@ -90,6 +92,12 @@ LLAMA_SETTINGS = (
     Setting("its Q8_0, llama.cpp", "llama_Q8_0", kv="float16", twin="llama_Q8_0", engine="llama.cpp"),
     Setting("its Q4_0", "llama_Q4_0", kv="float16", twin="llama_Q4_0"),
     Setting("its Q4_0, llama.cpp", "llama_Q4_0", kv="float16", twin="llama_Q4_0", engine="llama.cpp"),
+    Setting("its Q6_K", "llama_Q6_K", kv="float16", twin="llama_Q6_K"),
+    Setting("its Q6_K, llama.cpp", "llama_Q6_K", kv="float16", twin="llama_Q6_K", engine="llama.cpp"),
+    Setting("its Q4_K_M", "llama_Q4_K_M", kv="float16", twin="llama_Q4_K_M"),
+    Setting("its Q4_K_M, llama.cpp", "llama_Q4_K_M", kv="float16", twin="llama_Q4_K_M", engine="llama.cpp"),
+    Setting("its IQ4_XS", "llama_IQ4_XS", kv="float16", twin="llama_IQ4_XS"),
+    Setting("its IQ4_XS, llama.cpp", "llama_IQ4_XS", kv="float16", twin="llama_IQ4_XS", engine="llama.cpp"),
 )
 """Measured beside SETTINGS where there is llama.cpp; both engines keep keys and values in float16."""
 
@@ -252,8 +260,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         wanted = {one.file for one in chosen} | {one.twin for one in chosen if one.twin is not None}
         files = write_formats(file, Path(scratch), wanted)
-        if llama is not None and any(one.file.startswith("llama_") for one in chosen):
-            files |= llama.write_formats(files["plain"])
+        if llama is not None:
+            files |= llama.write_formats(files["plain"], wanted)
         for name, found in measure(files, windows, chosen, options.kernels, options.threads, llama):
             results[name] = {kind: asdict(one) for kind, one in found.items()}
             print(row(name, found), flush=True)

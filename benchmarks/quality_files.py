@@ -11,7 +11,8 @@ from engine.lowering.footprint import LARGE_GROUP, SMALL_GROUP
 from kernels.quantisation import to_int4, to_int8
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-FORMATS = ("original", "plain", "Q8_0", "Q4_0", "int8_restored", "int4_restored", "bf16_restored")
+STORED = ("original", "plain", "Q8_0", "Q4_0", "Q5_0", "Q5_1")
+FORMATS = (*STORED, "int8_restored", "int4_restored", "bf16_restored")
 Values = Any  # numpy arrays
 
 
@@ -44,7 +45,8 @@ def tokenize(file: Path, text: str) -> list[int]:
 def write_formats(file: Path, folder: Path, wanted: Collection[str] = FORMATS) -> dict[str, Path]:
     """Write one folder with a GGUF file per wanted format, and original and plain always; return them by format.
 
-    original: the given file. plain: its weights in float32. Q8_0, Q4_0: plain, quantized by gguf's reference code.
+    original: the given file. plain: its weights in float32. Q8_0, Q4_0, Q5_0, Q5_1: plain, quantized by gguf's
+    reference code.
     int8_restored, int4_restored, bf16_restored: plain, rounded as the engine rounds at load, then restored to float32,
     with a head of its own because a tied embedding is not rounded.
     """
@@ -57,7 +59,7 @@ def write_formats(file: Path, folder: Path, wanted: Collection[str] = FORMATS) -
     (made["original"] / "model.gguf").unlink(missing_ok=True)
     (made["original"] / "model.gguf").symlink_to(file.resolve())
     made["plain"] = _write(folder / "plain", file, plain, {})
-    for kind in (one for one in (Type.Q8_0, Type.Q4_0) if one.name in wanted):
+    for kind in (one for one in (Type.Q8_0, Type.Q4_0, Type.Q5_0, Type.Q5_1) if one.name in wanted):
         made[kind.name] = _write(folder / kind.name, file, plain, dict.fromkeys(matrices, kind))
     restorers = {"int8": (_restored_int8,) * 2, "int4": (_restored_int4, _restored_int8), "bf16": (_restored_bf16,) * 2}
     for bits, (restored, restored_head) in restorers.items():

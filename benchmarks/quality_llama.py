@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
-QUANTIZED = ("Q8_0", "Q4_0")  # the types that llama.cpp itself makes of the restored weights
+QUANTIZED = (
+    "Q8_0",
+    "Q4_0",
+    "Q6_K",
+    "Q4_K_M",
+    "IQ4_XS",
+)  # llama.cpp quantizes to these types
 
 
 class LlamaCpp:
@@ -24,11 +30,14 @@ class LlamaCpp:
         self._python = python
         self.version = self._run("version").strip()
 
-    def write_formats(self, plain: Path) -> dict[str, Path]:
-        """Quantize the file of float32 weights in the folder `plain`; return one folder per format, beside it."""
+    def write_formats(self, plain: Path, wanted: Collection[str]) -> dict[str, Path]:
+        """Quantize the file of float32 weights in the folder `plain`; return one folder for each wanted
+        format."""
         made = {}
         for kind in QUANTIZED:
             name = f"llama_{kind}"
+            if name not in wanted:
+                continue
             made[name] = plain.with_name(name)
             made[name].mkdir(exist_ok=True)
             self._run("quantize", str(plain / "model.gguf"), str(made[name] / "model.gguf"), kind)

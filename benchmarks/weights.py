@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from benchmarks.backends import Name
+from benchmarks.backends.slipway import OWN
 from engine.gguf.file import read_gguf
 from engine.lowering.footprint import Holder, footprint, part_bytes
 from engine.models.checkpoint import read_checkpoint
@@ -36,9 +37,9 @@ def token_bytes(checkpoint: Path, side: Name) -> int | None:
 
 
 def _held(checkpoint: Path, side: Name) -> int:
-    found = read_checkpoint(checkpoint)
-    bf16 = side.bits == "bfloat16"
-    bits = "stored" if bf16 else side.bits
+    bf16, own = side.bits == "bfloat16", side.bits in OWN
+    found = read_checkpoint(checkpoint if own or bf16 else checkpoint / f"{side.bits}.gguf")
+    bits = side.bits if own else "stored"
     holder = Holder("float32", tiling=tiling(side.variant or best(), bf16=bf16), bits=bits)  # type: ignore[arg-type]
     parts = part_bytes(footprint(found.model, found.tensors, found.quantization, holder))
     head = parts.get("head", 0)

@@ -16,15 +16,16 @@ FLAGS = ("-std=c++20", "-O1", "-g0", "-w", "-fno-math-errno", "-mavx2", "-mfma",
 
 def use_emulated(patch: pytest.MonkeyPatch) -> None:
     """Make the emulated variants the only usable ones until the patch is undone. Compiles them once per source."""
-    source = library.FOLDER / "program.cpp"
-    files = [*sorted(library.FOLDER.glob("*.h")), source, *sorted(HEADERS.iterdir())]
+    sources = sorted(library.FOLDER.glob("*.cpp"))
+    files = [*sorted(library.FOLDER.glob("*.h")), *sources, *sorted(HEADERS.iterdir())]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"slipway-emulated-{digest}"
     folder.mkdir(exist_ok=True)
     for name, macro in EMULATED.items():
         if not (file := folder / f"_{name}.so").exists():
             part = file.with_suffix(".part")
-            subprocess.run(["g++", *FLAGS, f"-I{HEADERS}", f"-D{macro}", str(source), "-o", str(part)], check=True)
+            options = (*FLAGS, f"-I{HEADERS}", f"-D{macro}")
+            subprocess.run(["g++", *options, *map(str, sources), "-o", str(part)], check=True)
             part.rename(file)
     patch.setattr(library, "FOLDER", folder)
     patch.setattr(library, "_usable", lambda folder, flags: tuple(EMULATED))

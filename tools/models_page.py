@@ -271,8 +271,10 @@ Other kinds of fp8 are refused: `e5m2`, `fnuz`, blocks of other sizes, and scale
 
 ### GGUF
 
-Q4_0 and Q8_0 weights of a GGUF file are used without conversion; F32, F16 and BF16 as in any checkpoint. All other
-types are dequantized to float32, or rounded by `quantization.weights`. Tokenizer, chat template, configuration and end
+On a CPU with compiled kernels, weights of a GGUF file of the types Q2_K to Q6_K, Q4_0 to Q8_0, IQ4_NL, IQ4_XS and MXFP4
+are computed in their own format, with the bytes of the file; so are embeddings, except in Q4_0 and Q8_0. F32, F16 and
+BF16 are used as in any checkpoint. Other types are dequantized to float32, or rounded by `quantization.weights`. Ranks
+can split a matrix only between blocks of 32 or 256 inputs. Tokenizer, chat template, configuration and end
 tokens are read from the file, unless its folder has separate files for them ([sources.md](sources.md#a-gguf-file)).
 
 | `general.architecture` | architecture |

@@ -1,5 +1,11 @@
-"""Convert a checkpoint to a GGUF file of any type, once, with the packages gguf and llama-cpp-python."""
+"""Convert a checkpoint to a GGUF file of any type, once, with the packages gguf and llama-cpp-python.
 
+    python -m benchmarks.backends.gguf_file FOLDER Q4_K_M Q6_K
+
+writes the files beforehand, for engines whose environment lacks these packages.
+"""
+
+import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -123,7 +129,10 @@ def gguf(checkpoint: Path, bits: str) -> Path:
     if not half.exists():
         _write(checkpoint, half)
     if not file.exists():
-        import llama_cpp  # type: ignore[import-not-found]
+        try:
+            import llama_cpp  # type: ignore[import-not-found]
+        except ModuleNotFoundError as error:
+            raise SystemExit(f"{file} does not exist; write it with {__name__} where llama-cpp-python is") from error
 
         settings = llama_cpp.llama_model_quantize_default_params()
         settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{bits}")
@@ -139,6 +148,15 @@ def _heads(config: Config) -> int | list[int]:
     if (layers := config.get("attn_layer_indices")) is not None:
         return [heads if at in layers else 0 for at in range(config["num_hidden_layers"])]
     return heads
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("types", nargs="+", help="types of llama.cpp")
+    arguments = parser.parse_args()
+    for bits in arguments.types:
+        print(gguf(arguments.checkpoint, bits))
 
 
 def _write(checkpoint: Path, file: Path) -> None:
@@ -189,3 +207,7 @@ def _tensors(checkpoint: Path) -> Tensors:
         bits = data[begin:end].view(np.uint16).astype(np.uint32) << 16
         values = bits.view(np.float32).reshape(info["shape"])
         yield name, values if values.ndim == 1 else values.astype(np.float16)
+
+
+if __name__ == "__main__":
+    main()

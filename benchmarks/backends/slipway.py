@@ -4,18 +4,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.backends import STEPS, Job, Measure, prompts
+from benchmarks.backends.gguf_file import gguf
+
+OWN = ("stored", "int8", "int4")
 
 
 def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int]) -> Measure:
-    """bits: stored, int8, int4, or bfloat16 (stored weights, products in bfloat16); variant: of the compiled kernels,
-    or torch."""
+    """bits: stored, int8, int4, bfloat16 (stored weights, products in bfloat16), or a type of llama.cpp (a GGUF file);
+    variant: of the compiled kernels, or torch."""
     from engine.llm import LLM, Params
 
     rows, context, _ = most
     kernels: dict[str, Any] = {"kernels": variant} if variant else {}
-    numbers = {"matmul_precision": "bfloat16"} if bits == "bfloat16" else {"weights": bits}
+    numbers = {"weights": bits} if bits in OWN else {"matmul_precision": "bfloat16"} if bits == "bfloat16" else {}
     llm = LLM(
-        checkpoint,
+        checkpoint if bits in OWN or bits == "bfloat16" else gguf(checkpoint, bits),
         threads=threads,
         max_running=max(1, rows),
         max_context=context + STEPS + overlap_tokens(rows, context) + 16,

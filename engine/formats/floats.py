@@ -4,8 +4,8 @@ e4m3, e5m2  one byte. Source: OCP 8-bit Floating Point Specification (OFP8) 1.0
 e2m1        two per byte, the low half first; twice a number is an integer. Source: OCP Microscaling Formats (MX) 1.0
 
 Scales are float numbers, e4m3, or powers of two (e8m0: 2^(byte - 127), 255 is NaN). MXFP4 and MXFP8 have e8m0 for each
-output and 32 inputs; NVFP4 has e4m3 for 16 inputs and a float32 number for the matrix. MXFP4 is multiplied as integers
-of 8 bits; all other kinds are dequantized.
+output and 32 inputs; NVFP4 has e4m3 for 16 inputs and a float32 number for the matrix. Compiled kernels
+multiply by MXFP4 as it is, Triton kernels by integers of 8 bits; all other kinds are dequantized.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from engine.formats.format import SCALES, Format, Stored, StoredMatrix, words
 from engine.formats.integers import signed
-from engine.formats.native import Groups
+from engine.formats.native import Executor, GgmlBlocks, Groups, Native
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kernels.ggml_blocks import BlockWeight
 
 MX_GROUP, NV_GROUP = 32, 16
 Number = Literal["e4m3", "e5m2", "e2m1"]
@@ -24,6 +26,7 @@ Scale = Literal["float", "e4m3", "e8m0"]
 NUMBER_TYPES: dict[Number, tuple[str, ...]] = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8",)}
 SCALE_TYPES: dict[Scale, tuple[str, ...]] = {"float": SCALES, "e4m3": ("F8_E4M3",), "e8m0": ("U8", "F8_E8M0")}
 DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the number of each e2m1 code
+MX_BLOCKS = GgmlBlocks("MXFP4")
 NOT_A_NUMBER = 255  # e8m0 of NaN
 
 
@@ -61,6 +64,12 @@ class Floats(Format):
         if self.input_factor:
             found[self.input_factor] = Stored((inputs,), SCALES, optional=True)
         return found | {name: Stored((1,), SCALES, optional=True) for name in self.unread}
+
+    def on(self, executor: Executor) -> Native | None:
+        return MX_BLOCKS if self.native is not None and executor == "compiled" else super().on(executor)
+
+    def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
+        return mx_blocks(matrix, self.matrix, self.names[0])
 
     def unpack(self, matrix: StoredMatrix) -> Any:
         """Only for the product of `Groups`: e2m1 with scales in e8m0."""
@@ -107,6 +116,21 @@ def doubled(raw: "Tensor") -> "Tensor":
 
     codes = torch.stack((raw & 15, raw >> 4), 2).flatten(1)
     return torch.tensor(DOUBLED, dtype=torch.int8)[codes.int()]
+
+
+def mx_blocks(matrix: StoredMatrix, numbers: str, scales: str) -> "BlockWeight":
+    """Return MXFP4 in blocks of ggml, whose bytes have numbers 16 inputs apart. Raises CheckpointError for NaN."""
+    import torch
+
+    from kernels.ggml_blocks import BlockWeight
+
+    power_of_two(matrix, scales)
+    raw = matrix.read(numbers).flatten(1)
+    raw = torch.nn.functional.pad(raw, (0, -raw.shape[1] % (MX_GROUP // 2))).view(len(raw), -1, MX_GROUP // 2)
+    codes = torch.stack((raw & 15, raw >> 4), 3).flatten(2)
+    halves = codes[:, :, : MX_GROUP // 2] | codes[:, :, MX_GROUP // 2 :] << 4
+    blocks = torch.cat((matrix.read(scales).view(torch.uint8).unsqueeze(2), halves), 2)
+    return BlockWeight(blocks.flatten(1), MX_BLOCKS.type, matrix.inputs)
 
 
 def power_of_two(matrix: StoredMatrix, name: str) -> "Tensor":

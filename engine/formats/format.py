@@ -16,6 +16,8 @@ from engine.formats.native import Executor, Native
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.ggml_blocks import BlockWeight
+
 PLAIN = ("F32", "BF16", "F16", "F64")
 SCALES = ("F16", "BF16", "F32")
 GROUP_MULTIPLE = 32  # inputs of a group that kernels multiply by
@@ -71,7 +73,6 @@ class Format:
     scale_type: ClassVar[str] = ""  # type of the scales in memory, as in headers; "": that of the tensor
     is_quantized: ClassVar[bool] = True  # False: plain numbers in another order
     float16_pages: ClassVar[bool] = False  # a KV cache on a CPU is float16 by default, as the scales are
-    requires: ClassVar[str] = ""  # package that dequantizes it
 
     def __str__(self) -> str:
         """Return a short description such as `4 bits, groups of 128`."""
@@ -99,6 +100,10 @@ class Format:
         """Return the numbers for `native`: `Int4Weight` or `Int8Weight` for `Groups`, `Fp8Weight` for `E4M3`. Raises
         CheckpointError if they contradict the declaration."""
         raise NotImplementedError(f"{type(self).__name__} has no product")
+
+    def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
+        """Return the blocks for `GgmlBlocks`."""
+        raise NotImplementedError(f"{type(self).__name__} has no blocks of ggml")
 
     def dequantize(self, matrix: StoredMatrix) -> "Tensor":
         """Return the values of the weights, [outputs, inputs] float32."""

@@ -1,11 +1,16 @@
 """Types of ggml, as in GGUF files: blocks of numbers, each with its scale. Source: gguf 0.19.
 
 Q4_0                  blocks of 32 with a float16 scale, kept as integers of 4 bits
-Q8_0, Q5_0, IQ4_NL    the same, kept as integers of 8 bits; IQ4_NL has indices of a table of 16 integers
-IQ4_XS, Q8_K          blocks of 256, kept as integers of 8 bits with float32 scales of 32 and 256 numbers
-MXFP4                 blocks of 32 with a power of two, kept as integers of 8 bits (floats.py)
-Q2_K … Q6_K, others   dequantized by the package gguf: their groups of 16, or offsets of groups, have no kernel
+Q8_0, Q8_K            blocks of 32 and 256, kept as integers of 8 bits
+Q2_K … Q6_K           blocks of 256 with sub-blocks of 16 or 32, which have a scale and some of them a minimum
+Q4_1, Q5_0, Q5_1      blocks of 32 with a float16 scale, and a minimum if they end in 1
+IQ4_NL, IQ4_XS        blocks of 32 and 256; codes are indices of a table of 16 integers
+MXFP4                 blocks of 32 with a power of two
+others                dequantized by the package gguf
 F32, F16, BF16        plain numbers; a format only if their rows are permuted
+
+Compiled kernels multiply by the types from Q2_K to MXFP4 in their own format (kernels/ggml_layout.py). Triton kernels
+have integers of 8 bits of Q5_0, IQ4_NL, IQ4_XS and MXFP4; the other types are dequantized for them.
 
 llama.cpp's converter permutes the rows of Llama's q and k from halves to interleaved pairs in each head; `heads` is the
 number of heads of such a matrix.
@@ -16,10 +21,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine.formats.floats import DOUBLED
 from engine.formats.format import PLAIN, Format, Stored, StoredMatrix
-from engine.formats.native import Groups
+from engine.formats.native import Executor, GgmlBlocks, Groups, Native
+from kernels.ggml_layout import LAYOUTS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kernels.ggml_blocks import BlockWeight
 
 BLOCK = 32
 
@@ -47,18 +55,28 @@ class Permuted(Format):
 
 @dataclass(frozen=True)
 class Blocks(Permuted):
-    """Blocks of a type that the package gguf dequantizes."""
+    """Blocks of a type that the package gguf dequantizes. type: multiplied by compiled kernels, or ""."""
+
+    type: str = ""
 
     is_quantized: ClassVar[bool] = True
     float16_pages: ClassVar[bool] = True
-    requires: ClassVar[str] = "gguf"
 
     def __str__(self) -> str:
-        return "other types"
+        return self.type or "other types"
 
     @property
     def quantizable(self) -> bool:
         return True
+
+    def on(self, executor: Executor) -> Native | None:
+        own = GgmlBlocks(self.type) if self.type else None
+        return own if own is not None and own.roles(executor) else super().on(executor)
+
+    def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
+        from kernels.ggml_blocks import BlockWeight
+
+        return BlockWeight(self.rows(matrix.read("weight").view(matrix.rows, -1)), self.type, matrix.inputs)
 
     def dequantize(self, matrix: StoredMatrix) -> "Tensor":
         return self.rows(_restored(matrix, "weight", matrix.inputs).view(matrix.rows, matrix.inputs))
@@ -97,12 +115,11 @@ class IntegerBlocks(Blocks):
     native: Groups = Groups(8, BLOCK)
 
     size: ClassVar[int] = BLOCK
-    requires: ClassVar[str] = ""
 
     def __str__(self) -> str:
-        return str(self.native)
+        return self.type or str(self.native)
 
-    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
         """Return the integers, [outputs, blocks, size], and the scales, [outputs, blocks, groups of a block]. raw:
         [outputs, blocks, bytes]."""
         raise NotImplementedError
@@ -111,7 +128,7 @@ class IntegerBlocks(Blocks):
         from kernels.quantisation import Int4Weight, Int8Weight
 
         raw = matrix.read("weight").view(matrix.rows, matrix.inputs // self.size, -1)
-        values, scales = (self.rows(part.flatten(1)) for part in self.blocks(raw))
+        values, scales = (self.rows(part.flatten(1)) for part in self.integers(raw))
         assert self.native.group is not None, "blocks have scales of their own"
         if self.native.bits == 4:
             return Int4Weight(values, scales, None, self.native.group)
@@ -122,12 +139,12 @@ class IntegerBlocks(Blocks):
 
 
 class Q4_0(IntegerBlocks):
-    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
         return _halves(raw[:, :, 2:]), _half_float(raw)
 
 
 class Q8_0(IntegerBlocks):
-    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
         import torch
 
         return raw[:, :, 2:].contiguous().view(torch.int8), _half_float(raw)
@@ -136,7 +153,7 @@ class Q8_0(IntegerBlocks):
 class Q5_0(IntegerBlocks):
     """The fifth bit of each number is a bit of a word before the halves. The zero point is 16."""
 
-    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
         import torch
 
         bits = torch.stack([raw[:, :, 2:6] >> at & 1 for at in range(8)], 3).flatten(2)
@@ -144,7 +161,7 @@ class Q5_0(IntegerBlocks):
 
 
 class Iq4Nl(IntegerBlocks):
-    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
         return _looked_up(_halves(raw[:, :, 2:]), NONLINEAR), _half_float(raw)
 
 
@@ -154,7 +171,7 @@ class Iq4Xs(IntegerBlocks):
     size: ClassVar[int] = 256
     scale_type: ClassVar[str] = "F32"
 
-    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
         import torch
 
         high = torch.stack([raw[:, :, 2:4] >> at & 3 for at in range(0, 8, 2)], 3).flatten(2)
@@ -170,7 +187,7 @@ class Q8K(IntegerBlocks):
     size: ClassVar[int] = 256
     scale_type: ClassVar[str] = "F32"
 
-    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
         import torch
 
         return raw[:, :, 4:260].contiguous().view(torch.int8), raw[:, :, :4].contiguous().view(torch.float32)
@@ -179,7 +196,7 @@ class Q8K(IntegerBlocks):
 class Mxfp4Blocks(IntegerBlocks):
     scale_type: ClassVar[str] = "BF16"
 
-    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
         import torch
 
         scales = raw[:, :, :1].contiguous().view(torch.float8_e8m0fnu).to(torch.bfloat16) / 2
@@ -244,5 +261,5 @@ def format_of(kind: str, heads: int) -> Format | None:
         return Permuted(heads=heads) if heads else None
     if kind in INTEGERS:
         made, native = INTEGERS[kind]
-        return made(native, heads)
-    return Blocks(heads=heads)
+        return made(native, heads, type=kind if kind in LAYOUTS else "")
+    return Blocks(heads=heads, type=kind if kind in LAYOUTS else "")

@@ -7,13 +7,16 @@ transformers integrations/mxfp4.py. Only routed experts are stored in this forma
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from engine.formats.floats import MX_GROUP, doubled, power_of_two
+from engine.formats.floats import MX_BLOCKS, MX_GROUP, doubled, mx_blocks, power_of_two
 from engine.formats.format import Format, Method, Settings, Stored, StoredMatrix, words
 from engine.formats.integers import signed
 from engine.formats.layers import all_but_skipped
-from engine.formats.native import Groups
+from engine.formats.native import Executor, Groups, Native
+
+if TYPE_CHECKING:
+    from kernels.ggml_blocks import BlockWeight
 
 GROUP = MX_GROUP
 EXPERTS = ".experts."
@@ -34,6 +37,12 @@ class Mxfp4(Format):
         groups = words(inputs, GROUP)
         return {"blocks": Stored((rows, groups, GROUP // 2), ("U8",)), "scales": Stored((rows, groups), ("U8",))}
 
+    def on(self, executor: Executor) -> Native | None:
+        return MX_BLOCKS if executor == "compiled" else super().on(executor)
+
+    def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
+        return mx_blocks(matrix, "blocks", "scales")
+
     def unpack(self, matrix: StoredMatrix) -> Any:
         import torch
 
@@ -51,5 +60,5 @@ METHOD = Method(
     name="mxfp4",
     format=lambda settings, group: Mxfp4(),
     groups=_groups,
-    table=(("mxfp4", "experts of gpt-oss", "8 bits in groups of 32, the same numbers"),),
+    table=(("mxfp4", "experts of gpt-oss", "its own blocks on a CPU, 8 bits in groups of 32 on a GPU"),),
 )

@@ -3,6 +3,8 @@ them, and their size in memory. A format without such a product is dequantized w
 
 Groups    integers with a scale for each output and group of inputs: compiled kernels (kernels/cpu/linear_int.h) and
           Triton kernels (kernels/integers.py)
+GgmlBlocks  blocks of a type of ggml: compiled kernels (kernels/cpu/linear_blocks.cpp)
+Segmented   outputs of several products, one after another: compiled kernels
 E4M3      float8_e4m3fn with a scale for each matrix, output or block: Triton kernels (kernels/fp8.py)
 """
 
@@ -11,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from kernels.ggml_layout import LAYOUTS, row_bytes
 from kernels.integer_layout import packed_bytes
 
 Executor = Literal["torch", "compiled", "triton"]
@@ -153,16 +156,98 @@ class E4M3:
         return (*found, Piece(" (scale of the inputs)", "float32", (4,))) if self.inputs == "static" else found
 
 
-Native = Groups | E4M3
+@dataclass(frozen=True)
+class GgmlBlocks:
+    """Blocks of a type of ggml, as the file has them: compiled kernels (kernels/cpu/linear_blocks.cpp)."""
+
+    type: str
+
+    def __str__(self) -> str:
+        return self.type
+
+    def roles(self, executor: Executor) -> tuple[Role, ...]:
+        return ROLES if executor == "compiled" else ()
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return (self.type,)
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        return (self.type,)
+
+    def joined(self, others: Sequence["GgmlBlocks"]) -> "GgmlBlocks":
+        return self
+
+    def split_problem(self, inputs: int, ranks: int) -> str | None:
+        size = LAYOUTS[self.type].inputs
+        if inputs // ranks % size:
+            return f"has blocks of {size} inputs, and {ranks} ranks would get {inputs // ranks} of {inputs} each"
+        return None
+
+    def pieces(self, rows: int, inputs: int, width: int, scale_bytes: int, places: Places) -> tuple[Piece, ...]:
+        side = max(width, 1)
+        bytes_of_row = row_bytes(self.type, inputs)
+        # The rows are cut and joined, and then packed.
+        factors = -(-rows // side) * side, bytes_of_row
+        return (Piece("", self.type, factors, temporary=3 * rows * bytes_of_row),)
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """Sources with different products, one after another: compiled kernels multiply by each in turn."""
+
+    natives: tuple["Groups | GgmlBlocks", ...]
+
+    def __str__(self) -> str:
+        return ", ".join(dict.fromkeys(map(str, self.natives)))
+
+    def roles(self, executor: Executor) -> tuple[Role, ...]:
+        return ("projection", "exact") if executor == "compiled" else ()
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return tuple(one.kind for one in self.natives)
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        return tuple(one.layout for one in self.natives)
+
+    def joined(self, others: Sequence["Segmented"]) -> "Segmented":
+        raise AssertionError("products of several sources are not joined again")
+
+    def split_problem(self, inputs: int, ranks: int) -> str | None:
+        return next(filter(None, (one.split_problem(inputs, ranks) for one in self.natives)), None)
+
+    def pieces(self, rows: int, inputs: int, width: int, scale_bytes: int, places: Places) -> tuple[Piece, ...]:
+        raise AssertionError("each segment has pieces of its own")
+
+
+Native = Groups | E4M3 | GgmlBlocks | Segmented
 
 
 def fuse(sources: Iterable[Native | None]) -> Native | None:
     """Return the product of a matrix that is fused from these sources, or None if they must be dequantized."""
     found: list[Any] = list(dict.fromkeys(sources))
-    if any(one is None for one in found) or len({(type(one), one.kind) for one in found}) != 1:
+    if any(one is None for one in found):
         return None
+    if len({(type(one), one.kind) for one in found}) != 1:
+        has_blocks = any(isinstance(one, GgmlBlocks) for one in found)
+        in_order = all(isinstance(one, GgmlBlocks) or (isinstance(one, Groups) and not one.ordered) for one in found)
+        return Segmented(tuple(found)) if has_blocks and in_order else None
     joined: Native = found[0].joined(found)
     return joined
+
+
+def runs(natives: Sequence[Native]) -> list[slice]:
+    """Return the longest runs of adjacent sources that have products of one kind."""
+    found: list[slice] = []
+    for at, one in enumerate(natives):
+        if found and (type(one), one.kind) == (type(natives[at - 1]), natives[at - 1].kind):
+            found[-1] = slice(found[-1].start, at + 1)
+        else:
+            found.append(slice(at, at + 1))
+    return found
 
 
 def block_unit(places: Iterable[tuple[int, int]]) -> int:

@@ -87,11 +87,12 @@ from engine.models.parts import LayerNorm, Norm
 from kernels.activation import function, gated
 from kernels.cpu import program as cpu
 from kernels.cpu.memory import HUGE, region
-from kernels.cpu.packing import Packed
+from kernels.cpu.packing import BLOCK_FORMS, FORMS, Packed, Segments
 from kernels.cpu.program import Program as CompiledProgram
 from kernels.cpu.program import StepData, Team
 from kernels.cpu.shm_collective import ShmCollective
 from kernels.experts.routes import sparsemixer_weights
+from kernels.ggml_blocks import BlockWeight
 
 MIN_TOKENS = 64
 LATENT_HEADS = 16  # heads that read the latents of a piece of work together, at most
@@ -322,13 +323,13 @@ class CompiledOps:
 
     def _linear(self, op: Linear, x: Tensor, y: Tensor) -> Iterator[cpu.Op]:
         """Yield the product, between the two operations of its adapters."""
-        product, lora = _linear(self.weights.matrix(op.weight), x, y), self.adapters.layer(op.weight.name)
+        products, lora = _linear(self.weights.matrix(op.weight), x, y), self.adapters.layer(op.weight.name)
         if lora is None:
-            yield product
+            yield from products
             return
         u = self.buffers[Value(name=LOW_RANK, width=self.adapters.columns)]
         before, after = cpu.lora(lora.a, lora.b, lora.ranks, lora.pieces, x, y, u)
-        yield from (before, product, after)
+        yield from (before, *products, after)
 
     def _stream(self, op: StreamOp) -> TorchOp:
         assert self.vocabulary is not None, "a tower has no streams"
@@ -483,7 +484,7 @@ class CompiledOps:
 
     def _embed(self, x: Tensor) -> cpu.Embed:
         assert self.vocabulary is not None, "a program with an embedding has a vocabulary"
-        return _rows(self.vocabulary.table, self.vocabulary.part.scale, x)
+        return _rows(self.vocabulary.table, self.vocabulary.part.scale, x, self.vocabulary.blocks)
 
     def _qk_norm(self, op: QKNorm, qkv: Tensor) -> Iterator[cpu.Op | TorchOp]:
         layer, dim = self.weights.qk_norm(op.weight), op.weight.attention.head_dim
@@ -856,14 +857,14 @@ class CompiledModel(CompiledOps):
         self.encoder_regions, self.cross_regions = regions(encoder_ops, kept), regions(cross_ops, kept)
 
 
-def _rows(table: Tensor, scale: float, y: Tensor) -> cpu.Embed:
-    """Write the row of each token, times `scale`."""
+def _rows(table: Tensor, scale: float, y: Tensor, blocks: BlockWeight | None = None) -> cpu.Embed:
+    """Write the row of each token, times `scale`. blocks: the table if it is in blocks of ggml."""
     return cpu.Embed(
         table=table.data_ptr(),
         out=y.data_ptr(),
         out_stride=y.stride(0),
         size=y.shape[1],
-        type=cpu.TYPES[table.dtype],
+        type=cpu.TYPES[table.dtype] if blocks is None else cpu.EMBED_BLOCKS + FORMS.index(BLOCK_FORMS[blocks.kind]),
         scale=scale,
     )
 
@@ -940,8 +941,7 @@ class BidirectionalKV:
 
 
 def _is_sum(op: Embed) -> bool:
-    embed = op.weight.embed
-    return embed.width is None and (embed.positions is not None or embed.segments is not None)
+    return op.weight.embed.is_sum
 
 
 def _bidirectional_kv(ops: Sequence[Op]) -> BidirectionalKV | None:
@@ -1002,8 +1002,13 @@ def regions(
     return found
 
 
-def _linear(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
-    return cpu.linear(_packed(layer), layer.own_bias, x, y)
+def _linear(layer: LinearLayer, x: Tensor, y: Tensor) -> Iterator[cpu.Linear]:
+    """Yield the products of a matrix, one for each of its segments."""
+    bias, at = layer.own_bias, 0
+    for weight in layer.weight.pieces if isinstance(layer.weight, Segments) else (_packed(layer),):
+        outputs = slice(at, at + weight.outputs)
+        yield cpu.linear(weight, None if bias is None else bias[outputs], x, y[:, outputs])
+        at += weight.outputs
 
 
 def _activation(op: Activation, x: Tensor, y: Tensor, numbers: Tensor | None) -> cpu.Activate | TorchOp:

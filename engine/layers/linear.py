@@ -14,11 +14,12 @@ from engine.formats.native import Executor, Role
 from engine.lowering.footprint import LARGE_GROUP
 from engine.models.parts import Linear
 from engine.models.sources import join
+from engine.weights.fused import NativeWeight
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import QuantizedWeights
 from engine.weights.slot import Slots, fill, fused, slots, stored_dtype
 from kernels.cpu.memory import Arena
-from kernels.cpu.packing import Packed
+from kernels.cpu.packing import Packed, Segments
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
 from kernels.e4m3 import Rounded, Rounding
@@ -29,7 +30,7 @@ from kernels.linear import linear, linear_fp32, matmul, pack
 from kernels.quantisation import Int4Weight, Int8Weight
 
 Read = Callable[[str], Tensor]
-Weight = Tensor | Packed | Fp8Weight | IntegerWeight  # a packed matrix
+Weight = Tensor | Packed | Segments | Fp8Weight | IntegerWeight  # a packed matrix
 OnDevice = Tensor | Fp8Weight | IntegerWeight  # as torch and Triton multiply by it
 
 
@@ -76,16 +77,23 @@ class Target:
     def executor(self) -> Executor:
         return "compiled" if self.team is not None else "torch" if self.fp8 is None else "triton"
 
-    def native(self, path: str, matrix: Slots, role: Role) -> Packed | Fp8Weight | IntegerWeight | None:
+    def native(self, path: str, matrix: Slots, role: Role) -> Packed | Segments | Fp8Weight | IntegerWeight | None:
         """Return the matrix of these sources if kernels multiply by the checkpoint's numbers, else None."""
-        found: Fp8Weight | Int4Weight | Int8Weight | None = None
+        found: NativeWeight | tuple[NativeWeight, ...] | None = None
         if self.quantized is not None:
             found = self.quantized.native(path, matrix, self.executor, self.device, role)
         if found is None or isinstance(found, Fp8Weight):
             return found
         if self.team is None:
+            assert isinstance(found, Int4Weight | Int8Weight), "only compiled kernels multiply by blocks of ggml"
             return pack_integers(found, self.device)
-        return self._held(pack_for(found, self.team.tiling))
+        if isinstance(found, tuple):
+            return Segments(tuple(self._packed_native(one, self.team) for one in found))
+        return self._packed_native(found, self.team)
+
+    def _packed_native(self, weight: NativeWeight, team: Team) -> Packed:
+        assert not isinstance(weight, Fp8Weight), "compiled kernels have no products of fp8"
+        return self._held(pack_for(weight, team.tiling))
 
     def stored_dtype(self, read: Read, path: str, matrix: Slots) -> torch.dtype:
         """Return the type in which the checkpoint stores all sources of a weight; float32 if they differ or are
@@ -275,5 +283,5 @@ class LinearLayer:
 
     @property
     def _multiplied(self) -> OnDevice:
-        assert not isinstance(self.weight, Packed), "a compiled model multiplies by packed weights itself"
+        assert not isinstance(self.weight, Packed | Segments), "a compiled model multiplies by packed weights itself"
         return self.weight

@@ -34,7 +34,7 @@ from engine.layers.pooler import PoolerLayer
 from engine.layers.tower import TowerModel
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import Matrix, Program
-from kernels.cpu.packing import Packed
+from kernels.cpu.packing import Packed, Segments
 from kernels.fp8 import Fp8Weight
 from kernels.integers import IntegerWeight
 
@@ -164,6 +164,8 @@ def _pieces(weight: Weight, bias: Tensor | None) -> Iterator[Tensor]:
     match weight:
         case Packed():
             whole = weight.data, weight.order
+        case Segments():
+            whole = tuple(one.data for one in weight.pieces)
         case Fp8Weight() | IntegerWeight():
             whole = weight.tensors
         case Tensor():

@@ -10,9 +10,10 @@ from engine.layers.linear import Read, Target
 from engine.models.parts import Embedding, Head, LayerInputs, Lookup, Model
 from engine.models.sources import join
 from engine.weights.slot import Slot, Slots
-from kernels.cpu.packing import Packed
+from kernels.cpu.packing import Packed, Segments, restore_blocks
 from kernels.embedding import embedding
 from kernels.fp8 import Fp8Weight
+from kernels.ggml_blocks import BlockWeight
 from kernels.integers import IntegerWeight
 
 
@@ -26,7 +27,8 @@ class Vocabulary:
     A head for drafts shares the tables that belong to the model that it drafts for.
     """
 
-    table: Tensor  # [rows, hidden]
+    table: Tensor  # [rows, hidden], or the bytes of `blocks`
+    blocks: BlockWeight | None = None  # of ggml; compiled kernels read rows of it
     positions: Tensor | None = None  # [positions, hidden]
     segments: Tensor | None = None  # [segments, hidden]
     head: Tensor | Packed | IntegerWeight | None = None  # [rows, hidden], packed; None: a pooling model
@@ -50,13 +52,23 @@ class Vocabulary:
             self._load_own_head(read)
             return
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
+        path = self.name.removesuffix(".weight")
+        if target.team is not None and target.quantized is not None and not self.part.is_sum:
+            self.blocks = target.quantized.block_table(path, target.executor)
+        if self.blocks is not None:
+            self.table = self.blocks.blocks
+            self._load_added(read, target)
+            return
         looked_up = slice(None) if target.team is not None else mine
         rows = read(self.name)[looked_up]
         # Looked up in the stored type, except float64, which no kernel reads.
-        path = self.name.removesuffix(".weight")
         restored = target.quantized is not None and target.quantized.restores(path)
         in_file = on_cpu and rows.dtype != torch.float64 and not restored
         self.table = rows if in_file else rows.to(target.device, target.dtype)
+        self._load_added(read, target)
+
+    def _load_added(self, read: Read, target: Target) -> None:
+        """Load the tables of positions and segments, and the head."""
         added = self.part.positions, self.part.segments
         self.positions, self.segments = (added_rows(read, self.root, one, self.part.hidden, target) for one in added)
         self._load_own_head(read)
@@ -86,7 +98,7 @@ class Vocabulary:
             source = torch.nn.functional.normalize(source.float()).to(source.dtype) if out.unit_rows else source
             made = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
             packed = made
-        assert not isinstance(packed, Fp8Weight), "the head is never in fp8"
+        assert not isinstance(packed, Fp8Weight | Segments), "the head has one source, and is never in fp8"
         self.head = packed
         if out.bias or out.added:
             row = read(out.added or f"{out.name}.bias").flatten()
@@ -94,6 +106,10 @@ class Vocabulary:
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens] → [tokens, hidden]."""
+        if self.blocks is not None:
+            assert self.target.team is not None, "compiled kernels read blocks"
+            rows = replace(self.blocks, blocks=self.table[ids])
+            return restore_blocks(rows, self.target.team.variant).to(dtype) * self.part.scale
         if self.world.size == 1 or self.target.team is not None:  # the table has all rows
             return embedding(ids, self.table, dtype, self.part.scale)
         mine = (ids >= self.first) & (ids < self.last)

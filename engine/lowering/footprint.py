@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol, cast
 
 from engine.api.config import Dtype, HeadBits, WeightBits
 from engine.formats.load_time import LOAD_FORMATS, SCALE_SIZE
-from engine.formats.native import Executor, Native, Places, Role
+from engine.formats.native import Executor, GgmlBlocks, Native, Places, Role, Segmented, runs
 from engine.lowering.lower import lower, state_projection
 from engine.lowering.program import (
     ActivationNumbers,
@@ -57,6 +57,7 @@ from engine.models.parts import (
 from engine.models.quantized import Quantization
 from engine.models.ranks import row_runs, rows_of, share_of
 from engine.models.sources import XIELU_NUMBERS, audio_sources, join, qk_norms
+from kernels.ggml_layout import row_bytes
 
 PARTS: tuple[Part, ...] = (
     "embedding",
@@ -331,13 +332,15 @@ class _Footprint:
         copied = info is not None and info.offset % size > 0  # a view must start at a multiple of its type
         looked_up = rows if to.tiling is None else embed.vocab
         temporary = 0 if in_file else looked_up * embed.row_width * 4
+        blocks = None if embed.is_sum else self._native_of([path], "head")
         if not (to.shares_tables and self.model.shares_embedding):
-            yield Holding(
-                *("embedding", path, _spelled(kept)),
-                (looked_up, embed.row_width, size),
-                in_file and not copied,
-                temporary,
-            )
+            factors: tuple[int, ...] = (looked_up, embed.row_width, size)
+            mapped = in_file and not copied
+            type = _spelled(kept)
+            if isinstance(blocks, GgmlBlocks):
+                type, factors, mapped = blocks.type, (embed.vocab, row_bytes(blocks.type, embed.row_width)), True
+                temporary = 0
+            yield Holding("embedding", path, type, factors, mapped, temporary)
             yield from self._added(embed)
         if head is None or (to.shares_tables and self.model.shares_head):
             return
@@ -462,7 +465,9 @@ class _Footprint:
         format = LOAD_FORMATS.get(to.bits) if rounded else None
         if format is not None and role not in format.roles(to.executor):
             format = None
-        if native is not None:
+        if isinstance(native, Segmented):
+            yield from self._segments(part, path, linear, inputs)
+        elif native is not None:
             yield from self._native(part, name, native, sources, rows, inputs, tuple(self._places(linear)))
         elif format is not None:
             yield from self._quantized(part, name, to.bits, rows, inputs, self._stored_type(sources), restoring)
@@ -475,6 +480,18 @@ class _Footprint:
             yield from self._packed(part, name, rows, inputs, stored, restoring, exact=not rounded)
         if linear.bias:
             yield Holding(part, f"{name} (bias)", to.dtype, (rows, to.element_bytes))
+
+    def _segments(self, part: Part, path: str, linear: Linear, inputs: int) -> Iterator[Holding]:
+        """Yield the segments of a matrix whose sources have several products."""
+        cut, pieces = linear.split == "rows", linear.rows
+        natives = [self._native_of([join(path, one.source)], "projection") for one in pieces]
+        for run in runs([one for one in natives if one is not None]):
+            names = list(dict.fromkeys(one.source for one in pieces[run]))
+            sources = [join(path, one) for one in names]
+            native = self._native_of(sources, "projection")
+            assert native is not None, "segments have products"
+            rows = sum((self._share(one.units) if cut else one.units) * one.width for one in pieces[run])
+            yield from self._native(part, join(path, "+".join(names)), native, sources, rows, inputs, ())
 
     def _places(self, linear: Linear) -> Iterator[tuple[int, int]]:
         """Yield the start of each piece of a rank's matrix, in its source and in the matrix."""

@@ -719,6 +719,11 @@ class Embedding:
     norm: Norm | None = None
 
     @property
+    def is_sum(self) -> bool:
+        """True if positions or segments have rows too, which are added."""
+        return self.width is None and (self.positions is not None or self.segments is not None)
+
+    @property
     def row_width(self) -> int:
         """Size of a token's row, and of the inputs of the head."""
         return self.width or self.hidden

@@ -1,6 +1,7 @@
 """A rank's share of a fused matrix of quantized weights, cut from the numbers of its sources and joined.
 
 Groups  integers, scales and zero points are cut between groups of inputs
+GgmlBlocks  blocks are cut between each other
 E4M3    each source keeps its scales: scales per output or per matrix become one per output; block scales have the
         granularity at which rows of the sources are aligned (`block_unit`)
 """
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import CheckpointError
-from engine.formats.native import E4M3, FP8_BLOCK, Groups, Native, block_unit, split_sizes
+from engine.formats.native import E4M3, FP8_BLOCK, GgmlBlocks, Groups, Native, Segmented, block_unit, split_sizes
 from engine.weights.slot import Slots
 from kernels.fp8 import Fp8Weight
+from kernels.ggml_blocks import BlockWeight
 from kernels.quantisation import Int4Weight, Int8Weight
 
 Integers = Int4Weight | Int8Weight
-NativeWeight = Integers | Fp8Weight
+NativeWeight = Integers | Fp8Weight | BlockWeight
 
 
 def fused_native(
@@ -31,6 +33,10 @@ def fused_native(
             return _fused_integers(native, names, parts, matrix)
         case E4M3():
             return _fused_fp8(native, names, parts, matrix, device)
+        case GgmlBlocks():
+            return _fused_blocks(native, names, parts, matrix)
+        case Segmented():
+            raise AssertionError("segments are joined one by one")
 
 
 def _check_split(native: Native, name: str, inputs: int, matrix: Slots) -> None:
@@ -52,6 +58,20 @@ def _fused_integers(native: Groups, names: Sequence[str], parts: Mapping[str, Na
         _check_split(replace(native, ordered=part.order is not None), name, part.values.shape[1], matrix)
         pieces.append(_cut(part, piece.taken, matrix, channels=native.group is None))
     return pieces[0] if len(pieces) == 1 else _joined(names, pieces)
+
+
+def _fused_blocks(
+    native: GgmlBlocks, names: Sequence[str], parts: Mapping[str, NativeWeight], matrix: Slots
+) -> BlockWeight:
+    pieces = []
+    for name, piece in zip(names, matrix.pieces, strict=True):
+        part = parts[name]
+        assert isinstance(part, BlockWeight), "formats have blocks for this product"
+        _check_split(native, name, part.inputs, matrix)
+        pieces.append(part.cut(piece.taken, matrix.first_input, matrix.inputs))
+    if len(pieces) == 1:
+        return pieces[0]
+    return BlockWeight(torch.cat([piece.blocks for piece in pieces]), native.type, matrix.inputs)
 
 
 def _cut(part: Integers, rows: slice, matrix: Slots, *, channels: bool) -> Integers:

@@ -3,7 +3,7 @@ or dequantized, as if the checkpoint had the weights in float32 (`read`). `engin
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.api.errors import CheckpointError
 from engine.formats.format import Format
 from engine.formats.fp8 import NUMBERS
-from engine.formats.native import Executor, Groups, Role
+from engine.formats.native import Executor, GgmlBlocks, Groups, Native, Role, Segmented, runs
 from engine.models.parts import Model
 from engine.models.quantized import Quantization
 from engine.models.sources import join, sources
@@ -20,6 +20,7 @@ from engine.weights.files import Weights
 from engine.weights.fused import NativeWeight, fused_native
 from engine.weights.random import RandomWeights
 from engine.weights.slot import Slots
+from kernels.ggml_blocks import BlockWeight
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,46 @@ class QuantizedWeights:
 
     def native(
         self, path: str, matrix: Slots, executor: Executor, device: torch.device, role: Role = "projection"
-    ) -> NativeWeight | None:
-        """Return a rank's share of a fused matrix, or None if the executor needs it dequantized. Raises CheckpointError
-        if the share would divide groups or blocks."""
+    ) -> NativeWeight | tuple[NativeWeight, ...] | None:
+        """Return a rank's share of a fused matrix, or None if the executor needs it dequantized; several for a
+        `Segmented` product. Raises CheckpointError if the share would divide groups or blocks."""
         names = tuple(join(path, piece.source) for piece in matrix.pieces)
         native = self.quantization.native(names, executor)
         if native is None or role not in native.roles(executor):
             return None
-        parts = {name: self.unpacked(name) for name in dict.fromkeys(names)}
+        if not isinstance(native, Segmented):
+            return self._share(native, names, matrix, executor, device)
+        return tuple(
+            self._share(one, names[run], replace(matrix, pieces=matrix.pieces[run]), executor, device)
+            for run, one in self._segments(names, executor)
+        )
+
+    def block_table(self, path: str, executor: Executor) -> BlockWeight | None:
+        """Return an embedding in blocks of ggml if the executor looks its rows up, else None."""
+        format = self.quantization.formats.get(path)
+        if format is None or not isinstance(format.on(executor), GgmlBlocks):
+            return None
+        self.read_names.add(f"{path}.weight")
+        return format.blocks(self._matrix(path, format))
+
+    def _segments(self, names: tuple[str, ...], executor: Executor) -> list[tuple[slice, Native]]:
+        """Return runs of sources with their common product."""
+        natives = [self.quantization.native((name,), executor) for name in names]
+        found = []
+        for run in runs([one for one in natives if one is not None]):
+            native = self.quantization.native(names[run], executor)
+            assert native is not None, "segments have products"
+            found.append((run, native))
+        return found
+
+    def _share(
+        self, native: Native, names: tuple[str, ...], matrix: Slots, executor: Executor, device: torch.device
+    ) -> NativeWeight:
+        parts = {name: self._numbers(name, executor) for name in dict.fromkeys(names)}
         return fused_native(native, names, parts, matrix, device)
+
+    def _numbers(self, path: str, executor: Executor) -> NativeWeight:
+        return self.block_table(path, executor) or self.unpacked(path)
 
     def _matrix(self, path: str, format: Format) -> _Matrix:
         rows, inputs = self._shapes[f"{path}.weight"]

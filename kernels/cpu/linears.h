@@ -5,13 +5,15 @@
 #include "linear_amx.h"
 #include "linear_amx_few.h"
 #include "linear_amx_groups.h"
+#include "linear_blocks.h"
 #include "linear_int.h"
 #include "linear_pairs.h"
 
 // Implementation of a product. On CPUs with matrix tiles it depends on the number of rows.
-enum class Way { VECTORS, PAIRS, WHOLE, FEW_BF16, FEW_ROUNDED, TILES_BF16, TILES_ROUNDED, TILES_WHOLE };
+enum class Way { VECTORS, PAIRS, WHOLE, BLOCKS, FEW_BF16, FEW_ROUNDED, TILES_BF16, TILES_ROUNDED, TILES_WHOLE };
 
 static inline Way way_of(const Linear& op, [[maybe_unused]] int64_t rows) {
+    if (blocks::is_form(op)) return Way::BLOCKS;
 #ifdef __AMX_BF16__
     if (op.form == AMX_BF16) return rows <= amx::MOST_FEW ? Way::FEW_BF16 : Way::TILES_BF16;
     if (op.form == PAIRS_BF16) return rows <= amx::MOST_FEW ? Way::FEW_ROUNDED : Way::TILES_ROUNDED;
@@ -44,6 +46,7 @@ static inline size_t packed_size(const Linear& op, int64_t rows) {
             const Panels panels(rows, form.most_rows);
             return size_t(panels.count * form.panel(panels.rows));
         }
+        case Way::BLOCKS: return blocks::packed_size(op, rows);
         default: {
             const Panels panels(rows);
             return size_t(panels.count * panels.rows * op.inputs);
@@ -63,6 +66,7 @@ static inline void pack(const Linear& op, int64_t row, int64_t rows, float* pack
 #ifdef __AVX512BF16__
         case Way::PAIRS: return pairs::pack_row(op, row, rows, packed);
 #endif
+        case Way::BLOCKS: return blocks::pack_row(op, row, rows, packed, scratch);
         case Way::WHOLE: return quantise_row(op, row, rows, packed, scratch);
         default: return pack_row(op, row, rows, packed);
     }
@@ -96,6 +100,10 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
             const int64_t pieces = form.tiles(op) * panels.chunks;
             return {pieces, panels.chunks > 1 ? MOST_TILES : some(pieces, 32)};
         }
+        case Way::BLOCKS: {
+            const int64_t pieces = blocks::pieces(op, rows);
+            return {pieces, blocks::chunks(rows) > 1 ? 1 : some(pieces, 32)};
+        }
         default: {
             const Panels panels(rows);
             const int64_t pieces = linear_tiles(op) * panels.chunks;
@@ -122,6 +130,7 @@ static inline void run_pieces(const Linear& op, int64_t rows, const float* packe
             const Quantised form(op);
             return quantised_pieces(op, rows, form, Panels(rows, form.most_rows), packed, begin, end, scratch);
         }
+        case Way::BLOCKS: return blocks::run(op, rows, packed, begin, end, scratch);
         default:
             if (op.form == TILES_F32) return linear_rows<float>(op, rows, Panels(rows), packed, begin, end, scratch);
             return linear_rows<bf16>(op, rows, Panels(rows), packed, begin, end, scratch);

@@ -7,6 +7,7 @@ amx_bf16     [outputs / 16][inputs / 32][pair of inputs][output][2]         bf16
 pairs_bf16   the same order; activations are rounded to bf16                all types, with bf16 arithmetic
 tiles_int4   [outputs / V][group]{pairs of words, scales, zero points}      4 bits
 tiles_int8   [outputs / 2V][group]{words, scales}, 128 for zero             8 bits
+blocks_…     [outputs / V][block]{codes, scales of sub-blocks, scales}      blocks of ggml (block_codes.h)
 
 Outputs are padded, and inputs are padded to whole words, groups or blocks, with values that multiply as zero.
 """
@@ -16,11 +17,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Tiling
+from kernels.cpu.library import Tiling, load
+from kernels.ggml_blocks import BlockWeight
+from kernels.ggml_layout import LAYOUTS, row_bytes
 from kernels.quantisation import Int4Weight, Int8Weight
 
-FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "pairs_bf16", "tiles_int4", "tiles_int8")
-Weight = Tensor | Int8Weight | Int4Weight
+BLOCK_FORMS = {kind: f"blocks_{kind.lower()}" for kind in LAYOUTS}
+FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "pairs_bf16", "tiles_int4", "tiles_int8", *BLOCK_FORMS.values())
+Weight = Tensor | Int8Weight | Int4Weight | BlockWeight
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,13 @@ class Packed:
         return self.data.nbytes + sum(one.nbytes for one in (self.order,) if one is not None)
 
 
+@dataclass(frozen=True)
+class Segments:
+    """Packed weight in several forms. The outputs of a piece come after the outputs of the previous piece."""
+
+    pieces: tuple[Packed, ...]
+
+
 def form_for(weight: Weight, tiling: Tiling) -> str:
     """Return the fastest form that keeps every number of the weight. bf16 arithmetic rounds other types to bf16."""
     match weight:
@@ -48,6 +59,8 @@ def form_for(weight: Weight, tiling: Tiling) -> str:
             return "tiles_int8"
         case Int4Weight():
             return "tiles_int4"
+        case BlockWeight():
+            return BLOCK_FORMS[weight.kind]
         case _ if tiling.bf16:
             return "pairs_bf16"
         case _ if weight.dtype == torch.bfloat16:
@@ -58,6 +71,8 @@ def form_for(weight: Weight, tiling: Tiling) -> str:
 def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
     """Pack a weight, [outputs, inputs]. `form` None: the best form for it."""
     form = form or form_for(weight, tiling)
+    if isinstance(weight, BlockWeight):
+        return _pack_blocks(weight, form, tiling)
     if not isinstance(weight, Tensor):
         return _pack_groups(weight, form, tiling)
     outputs, inputs = weight.shape
@@ -67,6 +82,24 @@ def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
         kept = weight.to(torch.float32 if form == "tiles_f32" else torch.bfloat16)
         data = _words(_padded(kept, 2 * tiling.width, 1), 2 * tiling.width, 1)
     return Packed(data, form, outputs, inputs)
+
+
+def _pack_blocks(weight: BlockWeight, form: str, tiling: Tiling) -> Packed:
+    """The library of the variant reorders blocks, because torch would take several times as long."""
+    outputs, blocks = len(weight.blocks), weight.blocks.contiguous()
+    data = torch.empty((-(-outputs // tiling.width) * tiling.width, blocks.shape[1]), dtype=torch.uint8)
+    pack_blocks = load(tiling.variant).slipway_pack_blocks
+    pack_blocks(FORMS.index(form), blocks.data_ptr(), outputs, weight.inputs, data.data_ptr())
+    return Packed(data, form, outputs, weight.inputs, group=LAYOUTS[weight.kind].inputs)
+
+
+def restore_blocks(weight: BlockWeight, variant: str) -> Tensor:
+    """Return the values, [outputs, inputs] float32. Blocks are complete."""
+    assert weight.blocks.shape[1] == row_bytes(weight.kind, weight.inputs)
+    blocks, values = weight.blocks.contiguous(), torch.empty((len(weight.blocks), weight.inputs))
+    restore = load(variant).slipway_restore_blocks
+    restore(FORMS.index(BLOCK_FORMS[weight.kind]), blocks.data_ptr(), len(blocks), weight.inputs, values.data_ptr())
+    return values
 
 
 def _pack_groups(weight: Int8Weight | Int4Weight, form: str, tiling: Tiling) -> Packed:

@@ -12,6 +12,7 @@ enum Kind : int32_t {
     LORA_EXPERTS, SELECT, KINDS
 };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
+constexpr int32_t EMBED_BLOCKS = 16;  // type of a table of blocks of ggml: this and its Form
 enum NormKind : int32_t { RMS, LAYER };
 enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU, QUICK_GELU };
 enum Scores : int32_t { SOFTMAX, SOFTMAX_CHOSEN, SIGMOID };
@@ -59,7 +60,12 @@ struct RopeKV {
     int32_t rope, interleaved, group, layer;
 };
 
-enum Form : int32_t { TILES_F32, TILES_BF16, AMX_BF16, PAIRS_BF16, TILES_INT4, TILES_INT8, FORMS };
+enum Form : int32_t {
+    TILES_F32, TILES_BF16, AMX_BF16, PAIRS_BF16, TILES_INT4, TILES_INT8,
+    BLOCKS_Q2_K, BLOCKS_Q3_K, BLOCKS_Q4_K, BLOCKS_Q5_K, BLOCKS_Q6_K, BLOCKS_IQ4_XS, BLOCKS_IQ4_NL, BLOCKS_MXFP4,  // of ggml
+    BLOCKS_Q4_1, BLOCKS_Q5_0, BLOCKS_Q5_1,
+    FORMS
+};
 
 // y = x Wᵀ (+ b)
 struct Linear {

@@ -17,6 +17,7 @@ from kernels.cpu.pages import head_dim
 from kernels.cpu.shm_collective import CollectiveAborted, ShmCollective
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+EMBED_BLOCKS = 16  # type of a table of blocks of ggml: this and the index of its form
 PAGE_TYPES = TYPES | {torch.int8: 3}
 ACTS = {name: number for number, name in enumerate(ACTIVATIONS)}
 SCORES = {"softmax": 0, "softmax_chosen": 1, "sigmoid": 2}

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pages.h"
+#include "linear_blocks.h"
 #include "program.h"
 #include "simd.h"
 
@@ -15,6 +16,10 @@ static void embed_row(const Embed& op, int64_t token, const Step& step) {
     int64_t id = step.ids[token];
     if (op.type == F32) embed_row<float>(op, id, out);
     else if (op.type == BF16) embed_row<bf16>(op, id, out);
+    else if (op.type >= EMBED_BLOCKS) {
+        const int32_t form = op.type - EMBED_BLOCKS;
+        blocks::restore(form, static_cast<const uint8_t*>(op.table) + id * blocks::row_bytes(form, op.size), op.size, op.scale, out);
+    }
     else embed_row<fp16>(op, id, out);
 }
 

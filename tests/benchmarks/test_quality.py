@@ -68,6 +68,7 @@ import ctypes, sys
 
 __version__ = "1.2.3"
 LLAMA_FTYPE_MOSTLY_Q8_0, LLAMA_FTYPE_MOSTLY_Q4_0 = 7, 2
+LLAMA_FTYPE_MOSTLY_Q4_K_M, LLAMA_FTYPE_MOSTLY_Q6_K, LLAMA_FTYPE_MOSTLY_IQ4_XS = 15, 18, 30
 VOCAB = 259
 
 
@@ -96,7 +97,7 @@ def llama_model_quantize(source, target, settings):
     sys.path.insert(0, {root!r})
     from pathlib import Path
     from benchmarks.quality_files import write_formats
-    kind = {{7: "Q8_0", 2: "Q4_0"}}[settings.ftype]
+    kind = {{7: "Q8_0", 2: "Q4_0", 15: "Q5_1", 18: "Q8_0", 30: "Q5_0"}}[settings.ftype]
     folder = Path(target.decode()).parent / "made"
     write_formats(Path(source.decode()), folder, [kind])[kind].joinpath("model.gguf").rename(target.decode())
 

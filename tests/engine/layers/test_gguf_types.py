@@ -1,5 +1,7 @@
 """Every type of GGUF: integers and dequantized numbers are compared with the package gguf."""
 
+from functools import partial
+
 import gguf
 import numpy as np
 import pytest
@@ -84,7 +86,8 @@ def test_rows_of_heads_are_permuted_with_their_scales():
 def file(folder, kind, monkeypatch, **more):
     """A Llama whose matrices have drawn bytes of a type that the package does not write."""
     sizes = GGML_QUANT_SIZES[Type[kind]]
-    scale = {"MXFP4": np.array([115], np.uint8)}.get(kind, np.array([3e-4], np.float16).view(np.uint8))
+    scale = np.array([3e-4, 1e-4] if kind == "Q4_K" else [3e-4], np.float16).view(np.uint8)
+    scale = np.array([115], np.uint8) if kind == "MXFP4" else scale
 
     def drawn(values, _):
         shape = values.shape
@@ -105,28 +108,41 @@ def equal(got, want):
     return (got - want).abs().max() <= 1e-5 * want.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["Q5_0", "IQ4_NL", "IQ4_XS", "MXFP4"])
-def test_compiled_kernels_multiply_by_integers_of_8_bits(kind, tmp_path, monkeypatch, driver, ids, on_ranks):
+@pytest.mark.parametrize("kind", ["Q5_0", "IQ4_XS", "MXFP4", "Q4_K"])
+def test_compiled_kernels_multiply_by_blocks_as_they_are(kind, tmp_path, monkeypatch, driver, ids, on_ranks):
     folder, prompt = file(tmp_path / "m", kind, monkeypatch, **WIDE), ids(9, 1)
     want = driver(folder).run(prompt, 5)
     wanted = test_gguf.want(folder, prompt, "Llama", WIDE)
     assert equal(want, wanted)
     engine = driver(folder, kernels=best())
     assert test_gguf.near(engine.run(prompt, 5), want)
-    assert {layer.weight.form for layer in test_gguf.linears(engine)} == {"tiles_int8"}
+    assert {layer.weight.form for layer in test_gguf.linears(engine)} == {f"blocks_{kind.lower()}"}
     compare(read_checkpoint(folder), best())
     for got in on_ranks(2, lambda world: driver(folder, world=world).run(prompt, 5)):
         assert equal(got, wanted)
 
 
-def test_types_of_several_scales_are_multiplied_together(tmp_path, monkeypatch, driver, ids):
-    """IQ4_XS has float32 scales and Q8_0 float16; the fused matrix has float32."""
-    folder = file(tmp_path / "m", "IQ4_XS", monkeypatch, **WIDE)
-    monkeypatch.undo()
-    other = test_gguf.write(tmp_path / "n", {"q_proj": Type.Q8_0, "up_proj": Type.Q8_0, "proj": Type.Q5_0}, **WIDE)
-    for path in (folder, other):
-        compare(read_checkpoint(path), best())
-    assert test_gguf.near(driver(other, kernels=best()).run(ids(9, 1), 5), driver(other).run(ids(9, 1), 5))
+def test_sources_of_several_types_are_multiplied_one_after_another(tmp_path, driver, ids, on_ranks):
+    """A fused matrix and the embedding keep the types of the file."""
+    types = {"k_proj": Type.Q8_0, "up_proj": Type.Q5_1, "embed": Type.Q4_1, "lm_head": Type.Q5_0, "proj": Type.Q5_0}
+    folder, prompt = test_gguf.write(tmp_path / "n", types, attention_bias=True, **WIDE), ids(9, 1)
+    compare(read_checkpoint(folder), best())
+    engine, want = driver(folder, kernels=best()), driver(folder).run(prompt, 5)
+    assert test_gguf.near(engine.run(prompt, 5), want)
+    assert engine.model.vocabulary.blocks.kind == "Q4_1"
+    pieces = [[one.form for one in layer.weight.pieces] for layer in test_gguf.linears(engine)[::4]]
+    assert pieces[0] == ["blocks_q5_0", "tiles_int8", "blocks_q5_0"]
+    run = partial(driver, folder, kernels=best())
+    for got in on_ranks(2, lambda world: run(world=world).run(prompt, 5), best()):
+        assert test_gguf.near(got, want)
+
+
+def test_ranks_divide_blocks_nowhere(tmp_path, monkeypatch, driver, on_ranks):
+    folder = file(tmp_path / "m", "Q4_K", monkeypatch, **WIDE)
+    with pytest.raises(
+        CheckpointError, match=r"has blocks of 256 inputs, and 2 ranks would get 128 of 256 each; lower"
+    ):
+        on_ranks(2, lambda world: driver(folder, world=world, kernels=best()), best())
 
 
 def test_types_without_a_reader_are_refused_before_weights_are_read(tmp_path, monkeypatch):

@@ -23,14 +23,16 @@ from tests.tiers import thinned
 KINDS = FLOAT_KINDS | INTEGER_KINDS | LIBRARY_KINDS
 EXPERTS = {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 # Kinds that compiled kernels multiply as stored, with the bits in memory.
+BLOCKS = ("mxfp4", "modelopt-mxfp4", "quark-mxfp4")
 NATIVE = {
-    **dict.fromkeys(("mxfp4", "modelopt-mxfp4", "gptq-5-zeros", "bnb-int8"), 8),
+    **dict.fromkeys(("gptq-5-zeros", "bnb-int8"), 8),
+    **dict.fromkeys(BLOCKS, 4),
     **dict.fromkeys(
         ("gptq-2", "gptq-2-zeros", "gptq-3", "gptq-3-zeros", "gptq-3-ordered", "marlin", "marlin-channel"), 4
     ),
     **dict.fromkeys(("awq-gemv-32", "awq-gemv-128", "packed-3-zeros", "packed-2", "auto-round", "auto-round-zeros"), 4),
     **dict.fromkeys(("torchao-int4", "torchao-int4-zeros", "auto-round-awq"), 4),
-    **dict.fromkeys(("torchao-int8", "torchao-int8-groups", "quark-mxfp4", "quark-int8"), 8),
+    **dict.fromkeys(("torchao-int8", "torchao-int8-groups", "quark-int8"), 8),
 }
 FIRST = [*{(kind.settings["quant_method"], name in NATIVE): name for name, kind in reversed(KINDS.items())}.values()]
 """First kind of each method, once with weights that are multiplied as stored and once without."""
@@ -115,7 +117,8 @@ def test_compiled_kernels_multiply_as_stored_or_exactly(kind, written, driver, i
     else:
         assert equal(got, want)
     forms = {layer.weight.form for layer in linears(engine.model)}
-    assert forms == {f"tiles_int{NATIVE[kind]}" if kind in NATIVE else "tiles_f32"}
+    form = f"tiles_int{NATIVE[kind]}" if kind in NATIVE else "tiles_f32"
+    assert forms == {"blocks_mxfp4" if kind in BLOCKS else form}
 
 
 def linears(model):

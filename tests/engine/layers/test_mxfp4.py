@@ -152,7 +152,7 @@ def test_compiled_experts_multiply_by_the_numbers_of_the_checkpoint(written, com
         want = decoded(*(tensors[f"{stack}.{name}_{last}"][int(number)] for last in ("blocks", "scales")))
         if name == "gate_up_proj":
             want = torch.cat((want[::2], want[1::2]))
-        assert (layer.weight.form, layer.weight.group, layer.weight.scale_type) == ("tiles_int8", 32, torch.bfloat16)
+        assert (layer.weight.form, layer.weight.group) == ("blocks_mxfp4", 32)
         x = torch.eye(layer.weight.inputs)
         y = torch.empty(len(x), layer.weight.outputs)
         engine.model.target.team.run(Program([program.linear(layer.weight, None, x, y)], (x, y)), StepData(len(x)))
@@ -189,7 +189,7 @@ def test_compiled_ranks_share_whole_groups_only(written):
     assert tensor_sizes(found.model, found.quantization, "torch") == (1, 2, 3, 6)
     assert tensor_sizes(found.model, found.quantization, "compiled") == (1, 3)
     problem = tensor_problem(found.model, found.quantization, 2, "compiled")
-    assert problem is not None and "groups of 32 inputs, and 2 ranks would get 48 of 96 each" in problem
+    assert problem is not None and "blocks of 32 inputs, and 2 ranks would get 48 of 96 each" in problem
 
 
 def test_a_layer_that_the_settings_skip_is_plain(tmp_path, driver, ids):

@@ -80,6 +80,18 @@ static inline __m512 halves_to_floats(__m256i x) {
     return v;
 }
 
+static inline __m512i shuffle_epi8(__m512i x, __m512i places) {
+    const auto from = lanes<uint8_t>(x);
+    auto at = lanes<uint8_t>(places);
+    for (int i = 0; i < 64; i++) at.at[i] = at.at[i] & 128 ? 0 : from.at[i / 16 * 16 + at.at[i] % 16];
+    return vector<__m512i>(at);
+}
+static inline __m512i broadcast_i32x4(__m128i x) {
+    __m512i v;
+    for (int i = 0; i < 4; i++) std::memcpy((char*)&v + 16 * i, &x, 16);
+    return v;
+}
+
 static inline void stream(float* out, __m512 x) { std::memcpy(out, &x, sizeof x); }
 
 }  // namespace emulated
@@ -98,6 +110,8 @@ static inline void stream(float* out, __m512 x) { std::memcpy(out, &x, sizeof x)
 #define _mm512_maskz_cvtepi32_ps(mask, x) emulated::ints_to_floats(x)
 #define _mm512_maskz_cvtph_ps(mask, x) emulated::halves_to_floats(x)
 #define _mm512_fmadd_ps emulated::fmadd
+#define _mm512_shuffle_epi8 emulated::shuffle_epi8
+#define _mm512_maskz_broadcast_i32x4(mask, x) emulated::broadcast_i32x4(x)
 #endif
 
 #ifdef EMULATE_AVX512BF16

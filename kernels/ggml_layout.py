@@ -1,0 +1,46 @@
+"""Blocks of ggml that compiled kernels multiply by in their own format. Imports no torch, because plans count their
+bytes. A block has `inputs` numbers of one output in `bytes` bytes. Source: ggml-common.h of llama.cpp.
+"""
+
+from typing import NamedTuple
+
+
+class BlockLayout(NamedTuple):
+    """Size of a block."""
+
+    inputs: int
+    bytes: int
+    bits: int  # of a code
+
+    @property
+    def activation_block(self) -> int:
+        """Number of inputs that share a scale of the activations."""
+        return 64 if self.inputs > 32 else 32
+
+    @property
+    def outlier_ratio(self) -> float:
+        """How many times larger than the next activation of its block an outlier is (`ratio_of` in
+        kernels/cpu/linear_blocks.cpp)."""
+        return 1.5 if self.bits > 4 else 2.5
+
+
+# In the order of Form in kernels/cpu/program.h.
+LAYOUTS = {
+    "Q2_K": BlockLayout(256, 84, 2),
+    "Q3_K": BlockLayout(256, 110, 3),
+    "Q4_K": BlockLayout(256, 144, 4),
+    "Q5_K": BlockLayout(256, 176, 5),
+    "Q6_K": BlockLayout(256, 210, 6),
+    "IQ4_XS": BlockLayout(256, 136, 4),
+    "IQ4_NL": BlockLayout(32, 18, 4),
+    "MXFP4": BlockLayout(32, 17, 4),
+    "Q4_1": BlockLayout(32, 20, 4),
+    "Q5_0": BlockLayout(32, 22, 5),
+    "Q5_1": BlockLayout(32, 24, 5),
+}
+
+
+def row_bytes(kind: str, inputs: int) -> int:
+    """Return the bytes of the blocks of one output. The last block may be incomplete."""
+    layout = LAYOUTS[kind]
+    return -(-inputs // layout.inputs) * layout.bytes
