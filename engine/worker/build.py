@@ -234,7 +234,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
-            runner = parts.runner(pages, config.hardware.graph_sizes)
+            runner = parts.runner(pages, config.hardware.graph_sizes, config.hardware.mixed_graph_sizes)
         table_bytes, states = parts.table_bytes, parts.states
     else:
         with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
@@ -282,7 +282,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         for plan in warm(checkpoint, form, config, compiling=compiling):
             worker.start(plan, {}).result()
     if isinstance(runner, DeviceRunner) and config.hardware.graph_sizes:
-        with measured("capturing"), _memory_errors("the graphs of decode steps"):
+        with measured("capturing"), _memory_errors("the graphs of steps"):
             progress("capturing", 0.0)
             runner.capture(config.memory.graphs, world, lambda fraction: progress("capturing", fraction))
     return worker

@@ -7,6 +7,7 @@ Sampled tokens are not sent back to the device: the step that samples them write
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult, wait
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import Layout
 from engine.layers.fused import FusedModel
-from engine.sampling.device import DeviceSampler
+from engine.sampling.device import DeviceSampler, Drawn, SamplingStep
 from engine.sampling.rows import Rows
 from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
@@ -30,6 +31,7 @@ from engine.worker.scoring import score_prompts
 from engine.worker.states import States
 from engine.worker.table import RequestTable
 from kernels.finite import FINITE_ROWS
+from kernels.sampling.sample import sample
 from kernels.step_inputs import NEXT_TOKENS
 
 
@@ -41,28 +43,79 @@ class Outputs:
     logits: Tensor | None  # [rows, vocab] fp32; None if a row has several tokens
     lengths: Tensor  # [rows] int32
     bad: Tensor  # [rows] int32, 1 if a hidden state of the row is not finite
+    drawn: Tensor | None = None
+    """[2, rows] int32 of captured decode steps: the token of each row and the bits of its score, for rows without logit
+    processors. The tokens are in the request table already."""
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in (self.hidden, self.logits, self.lengths, self.bad) if one is not None)
+        parts = self.hidden, self.logits, self.lengths, self.bad, self.drawn
+        return sum(one.nbytes for one in parts if one is not None)
 
     def copied_to(self, shared: "Outputs") -> "Outputs":
         """Copy the outputs to the first rows of `shared` and return these rows."""
-        rows = len(self.hidden)
-        assert self.logits is not None and shared.logits is not None, "captured steps have logits of every row"
-        kept = Outputs(shared.hidden[:rows], shared.logits[:rows], shared.lengths[:rows], shared.bad[:rows])
-        assert kept.logits is not None
-        kept.hidden.copy_(self.hidden)
-        kept.logits.copy_(self.logits)
-        kept.lengths.copy_(self.lengths)
-        kept.bad.copy_(self.bad)
+        tokens, rows = len(self.hidden), len(self.lengths)
+        kept = Outputs(
+            shared.hidden[:tokens],
+            None if shared.logits is None else shared.logits[:rows],
+            shared.lengths[:rows],
+            shared.bad[:rows],
+            None if shared.drawn is None else shared.drawn[:, :rows],
+        )
+        for own, place in zip(_tensors(self), _tensors(kept), strict=True):
+            place.copy_(own)
         return kept
 
 
+def _tensors(outputs: Outputs) -> list[Tensor]:
+    parts = outputs.hidden, outputs.logits, outputs.lengths, outputs.bad, outputs.drawn
+    return [one for one in parts if one is not None]
+
+
 def shared_outputs(largest: Outputs) -> Outputs:
-    """Return empty buffers for the outputs of up to as many rows as `largest` has."""
-    assert largest.logits is not None, "captured steps have logits of every row"
-    return Outputs(*map(torch.empty_like, (largest.hidden, largest.logits, largest.lengths, largest.bad)))
+    """Return empty buffers for the outputs of up to as many tokens and rows as `largest` has."""
+    logits, drawn = (None if one is None else torch.empty_like(one) for one in (largest.logits, largest.drawn))
+    hidden, lengths, bad = map(torch.empty_like, (largest.hidden, largest.lengths, largest.bad))
+    return Outputs(hidden, logits, lengths, bad, drawn)
+
+
+@dataclass(frozen=True)
+class SampledStep:
+    """Sampled tokens of a step. `logits`: a copy for fingerprints, if requested."""
+
+    step: SamplingStep
+    drawn: Drawn
+    logits: tuple[Tensor, ...]
+
+
+class CapturedSteps:
+    """Captured steps of one kind. `run(size)` launches one; its outputs are copied to buffers that all sizes share."""
+
+    def __init__(self, sizes: Sequence[int], run: Callable[[int], Outputs], recorder: Recorder | None) -> None:
+        self._launches, self._shared = run, cast(Outputs | None, None)
+        self._graphs: Graphs[Outputs] = Graphs(sizes, self._run, recorder)
+        self.size_for, self.replay = self._graphs.size_for, self._graphs.replay
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self._graphs.sizes
+
+    def capture(self, budget: int, world: World, progress: Callable[[float], None]) -> int:
+        """Capture steps in at most `budget` bytes, including the buffers of their outputs. Return the bytes used.
+
+        Ranks keep the sizes that all of them captured, so that all pad a step to the same size."""
+        if not self._graphs.captures:
+            return 0
+        self._shared = shared_outputs(self._launches(self.sizes[-1]))
+        taken = self._shared.nbytes + self._graphs.capture(budget - self._shared.nbytes, progress)
+        if world.size > 1:
+            own = torch.tensor(self._graphs.has, dtype=torch.int32, device=self._shared.hidden.device)
+            self._graphs.keep(world.all_gather(own).bool().all(0).tolist())
+        return taken
+
+    def _run(self, size: int) -> Outputs:
+        outputs = self._launches(size)
+        return outputs if self._shared is None else outputs.copied_to(self._shared)
 
 
 class DeviceRunner:
@@ -77,9 +130,12 @@ class DeviceRunner:
         recorder: Recorder | None = None,
         states: States | None = None,
         media: MediaStore | None = None,
+        mixed_graph_sizes: Sequence[int] = (),
+        mixed_recorder: Recorder | None = None,
     ) -> None:
         """graph_sizes: rows of the decode steps that `capture` captures with `recorder`, if the device has one. states:
-        of a recurrent model. media: of a model that reads more than text."""
+        of a recurrent model. media: of a model that reads more than text. mixed_graph_sizes: tokens of the steps with
+        rows of several tokens that are captured with `mixed_recorder`."""
         self._model, self._pages = model, pages
         self._host, self._table = table, device_table
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
@@ -88,26 +144,20 @@ class DeviceRunner:
         self._steps = StagedSteps(device_table, self._upload, layout, pages, own, model.adapters.num_adapters)
         self._sampler = DeviceSampler(model.vocabulary.part.vocab, pages.device)
         self._results = Results(pages.device)
-        self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, recorder)
-        self._shared: Outputs | None = (
-            None  # buffers of the largest graph, to which every captured step copies its outputs
-        )
+        self._decode_graphs = CapturedSteps(graph_sizes, self._decode, recorder)
+        # Positions on several axes and encoder inputs come from the host, step by step.
+        plain = device_table.sources is None and device_table.rope_deltas is None
+        self._mixed_graphs = CapturedSteps(mixed_graph_sizes if plain else (), self._mixed, mixed_recorder)
 
     @torch.inference_mode()
     def capture(
         self, budget: int, world: World = SINGLE, progress: Callable[[float], None] = lambda fraction: None
     ) -> int:
-        """Capture decode steps in at most `budget` bytes, including the buffers of their outputs. Return the bytes
-        used.
-
-        Ranks keep the sizes that all of them captured, so that all pad a step to the same size."""
-        if not self._graphs.captures:
-            return 0
-        self._shared = shared_outputs(self._decode(self._graphs.sizes[-1]))
-        taken = self._shared.nbytes + self._graphs.capture(budget - self._shared.nbytes, progress)
-        own = torch.tensor(self._graphs.has, dtype=torch.int32, device=self._pages.device)
-        self._graphs.keep(world.all_gather(own).bool().all(0).tolist())
-        return taken
+        """Capture decode steps, then mixed ones, in at most `budget` bytes. Return the bytes used."""
+        decode, mixed = self._decode_graphs, self._mixed_graphs
+        share = len(decode.sizes) / max(1, len(decode.sizes) + len(mixed.sizes))
+        taken = decode.capture(budget, world, lambda fraction: progress(share * fraction))
+        return taken + mixed.capture(budget - taken, world, lambda fraction: progress(share + (1 - share) * fraction))
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
         self._host.apply(plan)
@@ -129,30 +179,39 @@ class DeviceRunner:
         out = self._forward(rows, encoder_inputs, without_deltas(media))
         if self._states is not None:
             self._states.save(plan)
-        slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
-        if not rows.one_each or logits is None:
-            at = indexes(rows.sampling, self._pages.device)
-            slot = slot[at]
-            lengths = indexes(rows.positions, self._pages.device).int()
-            last = indexes(rows.last, self._pages.device)
-            logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
-        logits = logits[: len(slot)]
-        kept = (logits.float().clone(),) if plan.fingerprinted else ()  # sampling modifies logits in place
-        prepared = self._sampler.prepare(self._sampled_rows(rows, wait(masks)))
-        drawn = prepared(logits, slot, lengths, self._table.tokens, self._table.columns)
-        NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
+        sampled = self._sample(plan, rows, out, masks)
         # Copied, because the next captured step overwrites these outputs, possibly before they are read.
-        arriving = self._results.fetch((out.bad[:count].clone(), drawn.found, *kept))
+        arriving = self._results.fetch((out.bad[:count].clone(), sampled.drawn.found, *sampled.logits))
         scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits for the device, if requested
 
         def result() -> StepResult:
             bad, found, *sampled_logits = arriving.wait()
             failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE) | media.failed
             fingerprints = [logit_fingerprint(row) for logits in sampled_logits for row in logits]
-            made = step_result(plan, rows, prepared.read(drawn, found), scored, failed, fingerprints)
+            made = step_result(plan, rows, sampled.step.read(sampled.drawn, found), scored, failed, fingerprints)
             return made if media.counts is None else replace(made, media=media.counts)
 
         return result
+
+    def _sample(self, plan: StepPlan, rows: PlanRows, out: Outputs, masks: Masks | PendingMasks) -> "SampledStep":
+        """Sample tokens and write them to the request table, unless the captured step did both."""
+        prepared = self._sampler.prepare(self._sampled_rows(rows, wait(masks)))
+        if out.drawn is not None and rows.one_each and prepared.is_plain:
+            assert out.logits is not None, "captured steps have logits of every row"
+            kept = (out.logits[: len(rows.slots)].clone(),) if plan.fingerprinted else ()
+            found = out.drawn.flatten()  # a copy, because the next captured step overwrites its outputs
+            return SampledStep(prepared, Drawn(found[: out.drawn.shape[1]], found), kept)
+        slot, lengths, logits = self._upload.slot[: len(rows.slots)], out.lengths[: len(rows.slots)], out.logits
+        if not rows.one_each or logits is None:
+            device = self._pages.device
+            at, positions, last = indexes(np.stack((rows.sampling, rows.positions, rows.last)), device).unbind()
+            slot, lengths = slot[at], positions.int()
+            logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
+        logits = logits[: len(slot)]
+        kept = (logits.float().clone(),) if plan.fingerprinted else ()  # sampling modifies logits in place
+        drawn = prepared(logits, slot, lengths, self._table.tokens, self._table.columns)
+        NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
+        return SampledStep(prepared, drawn, kept)
 
     def _sampled_rows(self, rows: PlanRows, masks: Masks) -> Rows:
         return Rows(
@@ -167,18 +226,28 @@ class DeviceRunner:
     def _forward(self, rows: PlanRows, encoder_inputs: EncoderInputs | None, media: StepMedia) -> Outputs:
         count = len(rows.slots)
         alone = bool((rows.count == 1).all())
-        steady = alone and (encoder_inputs is None or not len(encoder_inputs.slots))
-        steady = steady and media.is_empty
-        size = self._graphs.size_for(count) if steady else None
-        if size is not None:
-            return self._graphs.replay(size)
-        singles, tokens = bool((rows.count == 1).any()), int(rows.count.sum())
+        tokens = int(rows.count.sum())
+        if media.is_empty and (encoder_inputs is None or not len(encoder_inputs.slots)):
+            graphs, wanted = (self._decode_graphs, count) if alone else (self._mixed_graphs, tokens)
+            size = graphs.size_for(wanted)
+            if size is not None:
+                return graphs.replay(size)
+        singles = bool((rows.count == 1).any())
         return self._run(count, tokens, singles=singles, spans=not alone, encoder_inputs=encoder_inputs, media=media)
 
     def _decode(self, size: int) -> Outputs:
-        """Run a step of this many rows with at most one token each. Return its outputs, in shared buffers if any."""
-        outputs = self._run(size, size, singles=True, spans=False)
-        return outputs if self._shared is None else outputs.copied_to(self._shared)
+        """Run a step of this many rows with at most one token each, and sample their tokens."""
+        out = self._run(size, size, singles=True, spans=False)
+        assert out.logits is not None, "every row has one token"
+        slot, columns = self._upload.slot[:size], self._table.columns
+        ids, scores, *_ = sample(out.logits, slot, out.lengths, columns, truncated=True)
+        # Rows that sample no token read one from the table in the next step: it must not be overwritten.
+        NEXT_TOKENS(self._table.tokens, slot, out.lengths * self._upload.samples[:size], ids)
+        return replace(out, drawn=torch.stack((ids, scores.view(torch.int32))))
+
+    def _mixed(self, size: int) -> Outputs:
+        """Run a step of this many tokens, in at most as many rows."""
+        return self._run(min(size, self._table.tokens.shape[0]), size, singles=True, spans=True)
 
     def _run(
         self,

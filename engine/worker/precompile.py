@@ -28,6 +28,7 @@ from engine.api.config import (
     TaskConfig,
     WeightBits,
     graph_ladder,
+    mixed_graph_ladder,
 )
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
@@ -71,7 +72,11 @@ def config_for(
         ),
         quantization=QuantizationConfig(weights=weights, kv_cache=kv_dtype),  # type: ignore[arg-type]
         hardware=HardwareConfig(
-            device="cuda", kernels="triton", batch_invariant=invariant, graph_sizes=graph_ladder(MAX_RUNNING)
+            device="cuda",
+            kernels="triton",
+            batch_invariant=invariant,
+            graph_sizes=graph_ladder(MAX_RUNNING),
+            mixed_graph_sizes=mixed_graph_ladder(16384),
         ),
         adapter_loading=adapters,
         memory=MemoryConfig(kv_cache=1),
