@@ -6,6 +6,7 @@ from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.latent import LATENT_DECODE, LATENT_PREFILL
 from kernels.attention.prefill import PREFILL_ATTENTION
+from kernels.attention.prefill_schedule import PREFILL_SCHEDULE
 from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.attention.select import SELECT_KEYS
 from kernels.attention.sparse_latent import SPARSE_LATENT
@@ -66,6 +67,7 @@ OPS: tuple[Op, ...] = (
     QK_NORM_ROPE_KV,
     DECODE_SCHEDULE,
     DECODE_ATTENTION,
+    PREFILL_SCHEDULE,
     PREFILL_ATTENTION,
     ENCODER_ATTENTION,
     LATENT_KV,

@@ -90,7 +90,8 @@ from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.latent import LATENT_DECODE, LATENT_PREFILL, head_blocks
-from kernels.attention.prefill import PREFILL_ATTENTION
+from kernels.attention.prefill import PREFILL_ATTENTION, tokens_of_block
+from kernels.attention.prefill_schedule import PREFILL_SCHEDULE, num_programs
 from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.attention.select import SELECT_KEYS
 from kernels.attention.sparse_latent import SPARSE_LATENT
@@ -168,6 +169,8 @@ class FusedModel:
         self.vocabulary, self.weights = text_model.vocabulary, text_model.weights
         self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
         self.program, self.adapters = text_model.program, text_model.adapters
+        # Divided keys are added in an order that depends on the other rows and on how a prompt is cut.
+        self.divides_keys = not text_model.target.invariant
         self.rope_axes = torch.tensor(self.program.rope_axes, dtype=torch.int32, device=text_model.device)
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in self.program.ropes}
         self._latent_heads = [op.heads for op in self.program.ops if isinstance(op, AttendLatent)][:1]
@@ -220,6 +223,7 @@ class _Run:
     def __init__(self, model: FusedModel, step: DeviceStep) -> None:
         self.model, self.weights, self.step, self.adapters = model, model.weights, step, model.adapters
         self.values: dict[str, Any] = {}  # Tensor, or Rounded after a Quantized
+        self._prefill_schedules: dict[tuple[int, int], Tensor] = {}
         positions, axes = (step.positions, None) if step.axes is None else (step.axes, model.rope_axes)
         if step.rope_deltas is not None:
             positions = positions + step.rope_deltas
@@ -252,6 +256,17 @@ class _Run:
     def columns(self, columns: Columns) -> Tensor:
         found: Tensor = self[columns.value]
         return found[:, columns.first : columns.first + columns.width]
+
+    def prefill_schedule(self, kv_heads: int, block: int) -> Tensor:
+        """Return the schedule of rows with several tokens, for blocks of this many tokens."""
+        key = kv_heads, block
+        if key not in self._prefill_schedules:
+            step, programs = self.step, 0
+            if self.model.divides_keys:
+                programs = num_programs(step.lengths.device, kv_heads)
+            made = PREFILL_SCHEDULE(step.query_start, step.lengths, len(step.ids), block, programs)
+            self._prefill_schedules[key] = made
+        return self._prefill_schedules[key]
 
     @cached_property
     def adapter_rows(self) -> AdapterRows:
@@ -483,7 +498,8 @@ def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
         schedules = run.schedules[part.window, part.chunk, op.kv_heads]
         DECODE_ATTENTION(q, pages, place.layer, table, *rows, schedules, out, *options, *last)
     if step.spans:
-        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, step.bidirectional, *last)
+        schedule = run.prefill_schedule(op.kv_heads, tokens_of_block(q, pages, part.window))
+        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, step.bidirectional, *last, schedule)
 
 
 def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
