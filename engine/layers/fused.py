@@ -213,7 +213,11 @@ class FusedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
-        y, out = self.vocabulary.products(hidden), self.vocabulary.out
+        return self.vocabulary.joined(self.own_logits(hidden))
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] → [rows, columns of this rank] fp32."""
+        y, out = self.vocabulary.own_products(hidden), self.vocabulary.out
         return y if out.scale == 1.0 and out.softcap is None else CAP_LOGITS(y, out.scale, out.softcap or 0.0)
 
 

@@ -20,6 +20,7 @@ from engine.kv.layout import Layout
 from engine.layers.fused import FusedModel
 from engine.sampling.device import DeviceSampler, Drawn, SamplingStep
 from engine.sampling.rows import Rows
+from engine.sampling.shards import MAX_K, best_of_shards, candidates_of_shards, largest_top_k
 from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.graphs import Graphs, Recorder
@@ -40,7 +41,7 @@ class Outputs:
     """Outputs of a step on the device."""
 
     hidden: Tensor  # [tokens, hidden]
-    logits: Tensor | None  # [rows, vocab] fp32; None if a row has several tokens
+    logits: Tensor | None  # [rows, vocab] fp32, this rank's columns of it; None if a row has several tokens
     lengths: Tensor  # [rows] int32
     bad: Tensor  # [rows] int32, 1 if a hidden state of the row is not finite
     drawn: Tensor | None = None
@@ -193,12 +194,14 @@ class DeviceRunner:
 
         return result
 
-    def _sample(self, plan: StepPlan, rows: PlanRows, out: Outputs, masks: Masks | PendingMasks) -> "SampledStep":
+    def _sample(self, plan: StepPlan, rows: PlanRows, out: Outputs, masks: Masks | PendingMasks) -> SampledStep:
         """Sample tokens and write them to the request table, unless the captured step did both."""
         prepared = self._sampler.prepare(self._sampled_rows(rows, wait(masks)))
-        if out.drawn is not None and rows.one_each and prepared.is_plain:
+        vocabulary = self._model.vocabulary
+        divided = vocabulary.world.size > 1
+        if out.drawn is not None and rows.one_each and prepared.is_plain and not (divided and prepared.truncated):
             assert out.logits is not None, "captured steps have logits of every row"
-            kept = (out.logits[: len(rows.slots)].clone(),) if plan.fingerprinted else ()
+            kept = (vocabulary.joined(out.logits[: len(rows.slots)]).clone(),) if plan.fingerprinted else ()
             found = out.drawn.flatten()  # a copy, because the next captured step overwrites its outputs
             return SampledStep(prepared, Drawn(found[: out.drawn.shape[1]], found), kept)
         slot, lengths, logits = self._upload.slot[: len(rows.slots)], out.lengths[: len(rows.slots)], out.logits
@@ -206,12 +209,33 @@ class DeviceRunner:
             device = self._pages.device
             at, positions, last = indexes(np.stack((rows.sampling, rows.positions, rows.last)), device).unbind()
             slot, lengths = slot[at], positions.int()
-            logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
+            logits = self._model.own_logits(out.hidden[last]) if logits is None else logits[at]
         logits = logits[: len(slot)]
+        if divided and prepared.is_plain and not plan.fingerprinted:
+            most = largest_top_k(self._host.columns, rows.slots[rows.sampling])
+            if most is not None and most <= MAX_K:
+                return self._sample_shards(prepared, logits, slot, lengths, truncated=most > 0)
+        logits = vocabulary.joined(logits)
         kept = (logits.float().clone(),) if plan.fingerprinted else ()  # sampling modifies logits in place
         drawn = prepared(logits, slot, lengths, self._table.tokens, self._table.columns)
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
         return SampledStep(prepared, drawn, kept)
+
+    def _sample_shards(
+        self, step: SamplingStep, logits: Tensor, slot: Tensor, lengths: Tensor, *, truncated: bool
+    ) -> SampledStep:
+        """Sample without gathering the logits of all ranks. truncated: some row has top_k."""
+        vocabulary, columns = self._model.vocabulary, self._table.columns
+        own = logits, vocabulary.first, vocabulary.world
+        ids, scores = best_of_shards(*own, slot, lengths, columns)
+        if truncated:
+            whole = candidates_of_shards(logits, vocabulary.first, vocabulary.part.vocab, vocabulary.world)
+            cut_ids, cut_scores, *_ = sample(whole, slot, lengths, columns, truncated=True)
+            line = slot.long()
+            cut = (columns.top_k[line] > 0) & (columns.temperature[line] > 0)
+            ids, scores = torch.where(cut, cut_ids, ids), torch.where(cut, cut_scores, scores)
+        NEXT_TOKENS(self._table.tokens, slot, lengths, ids)
+        return SampledStep(step, Drawn(ids, torch.cat((ids, scores.view(torch.int32)))), ())
 
     def _sampled_rows(self, rows: PlanRows, masks: Masks) -> Rows:
         return Rows(
@@ -239,8 +263,12 @@ class DeviceRunner:
         """Run a step of this many rows with at most one token each, and sample their tokens."""
         out = self._run(size, size, singles=True, spans=False)
         assert out.logits is not None, "every row has one token"
-        slot, columns = self._upload.slot[:size], self._table.columns
-        ids, scores, *_ = sample(out.logits, slot, out.lengths, columns, truncated=True)
+        slot, columns, vocabulary = self._upload.slot[:size], self._table.columns, self._model.vocabulary
+        if vocabulary.world.size > 1:
+            own = out.logits, vocabulary.first, vocabulary.world
+            ids, scores = best_of_shards(*own, slot, out.lengths, columns)
+        else:
+            ids, scores, *_ = sample(out.logits, slot, out.lengths, columns, truncated=True)
         # Rows that sample no token read one from the table in the next step: it must not be overwritten.
         NEXT_TOKENS(self._table.tokens, slot, out.lengths * self._upload.samples[:size], ids)
         return replace(out, drawn=torch.stack((ids, scores.view(torch.int32))))
@@ -265,7 +293,7 @@ class DeviceRunner:
             # Checked here, because non-finite keys and values are written to pages as zeros.
             found = FINITE_ROWS(self._model.encode_inputs(step.encoder_inputs), step.encoder_inputs.query_start)
         hidden = self._model.forward(step)
-        logits = None if spans else self._model.logits(hidden)
+        logits = None if spans else self._model.own_logits(hidden)
         bad = FINITE_ROWS(hidden, step.query_start)
         if encoder_inputs is not None and found is not None:
             at = indexes(encoder_inputs.rows, bad.device)

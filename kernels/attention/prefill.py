@@ -361,7 +361,7 @@ def prefill_attention_kernel(
                 WIDE,
                 TILE,
             )
-    if DIVIDED:
+    if DIVIDED:  # noqa: SIM102  a kernel evaluates both sides of `and`
         if splits > 1:
             # [item, KV head]: sums [BLOCK, DIM], maximum and weights [BLOCK]. The reduction reads them.
             unit = (item * KV_HEADS + kv_head).to(tl.int64)
@@ -592,8 +592,8 @@ def _inputs(
     reach: int = 0,
     programs: int = 0,
 ) -> tuple:
-    """spans: row, begin and end of each. key_starts: first position of each row; empty: all 0. programs: among which the
-    keys of the step's blocks are divided."""
+    """spans: row, begin and end of each. key_starts: first position of each row; empty: all 0. programs: among which
+    the keys of the step's blocks are divided."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, *((None, None) if spans else (window, chunk))
     )

@@ -1,9 +1,9 @@
 """Schedule of prefill attention for one step: a list of items, each a block of tokens of a row, and a part of its keys.
 
-A step with fewer blocks than programs run at the same time, such as 50 tokens after 20,000 cached ones, divides the keys
-of its blocks (split-KV): a block gets a share of the programs in proportion to its keys, at least one, at most SPLITS,
-and at least MIN_KEYS keys for each. `programs` = 0 never divides: the result of a row then depends neither on the other
-rows nor on how its prompt is cut. Blocks of later rows come first, because in a prompt they tend to see the most keys.
+A step with fewer blocks than programs run at the same time, such as 50 tokens after 20,000 cached ones, divides the
+keys of its blocks (split-KV): a block gets a share of the programs in proportion to its keys, at least one, at most
+SPLITS, and at least MIN_KEYS keys for each. `programs` = 0 never divides: the result of a row then depends neither on
+the other rows nor on how its prompt is cut. Later blocks come first: they tend to see the most keys of a prompt.
 
 Rows with fewer than two tokens have no item. One list serves all layers with the same size of blocks.
 """
