@@ -86,14 +86,14 @@ def fp8_matmul_kernel(
     tl.store(place, tl.trans(total).to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
 
 
-def _default(rows: int, outputs: int, row_bytes: int, groups: int, device: torch.device) -> dict[str, int]:
+def _default(rows: int, row_bytes: int, device: torch.device) -> dict[str, int]:
     """Return settings by the number of rows and the bytes of a number of x."""
     roomy = shared_memory(device) >= LARGE_TILES
     if row_bytes > 2:
         return {"rows": 16 if rows <= 16 else 64, "columns": 32, "warps": 8, "stages": 3 if roomy else 2}
-    # Widened weights and sums of a group take registers of their own.
-    large = roomy and row_bytes == 1 and groups == 1
-    tile = product_tile(rows, outputs if large else 1)
+    # Widened weights, sums of a group and sums of e4m3 that are not float32 yet take registers of their own: with 256
+    # outputs, 80 bytes would spill on Hopper.
+    tile = product_tile(rows, 1)
     few = 5 if tile["rows"] == 16 and roomy else 4
     return tile | {"stages": (few if row_bytes == 1 else 3) if roomy else 2}
 
@@ -111,7 +111,7 @@ def _triton(
     _check(x, x_scales, weight, scales, unit)
     y = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
     rounded = x_scales is not None
-    default = _default(rows, outputs, 1 if rounded else x.dtype.itemsize, groups, x.device)
+    default = _default(rows, 1 if rounded else x.dtype.itemsize, x.device)
     chosen = settings("fp8_matmul", default, x.device, rows=rows, outputs=outputs, groups=groups, rounded=int(rounded))
     launch(
         fp8_matmul_kernel,

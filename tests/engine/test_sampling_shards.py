@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from threading import Barrier, Thread
 
+import msgspec
 import pytest
 import torch
 
