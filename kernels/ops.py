@@ -13,6 +13,7 @@ from kernels.attention.sparse_latent import SPARSE_LATENT
 from kernels.block_copy import BLOCK_COPY
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.embedding import EMBEDDING
+from kernels.experts.fp8_matmul import FP8_EXPERT_MATMUL
 from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
@@ -94,6 +95,7 @@ OPS: tuple[Op, ...] = (
     EXPERT_SCHEDULE,
     EXPERT_MATMUL,
     INTEGER_EXPERT_MATMUL,
+    FP8_EXPERT_MATMUL,
     EXPERT_SUM,
     FINITE_ROWS,
     POOL_ROWS,

@@ -169,6 +169,7 @@ class FusedModel:
         self.vocabulary, self.weights = text_model.vocabulary, text_model.weights
         self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
         self.program, self.adapters = text_model.program, text_model.adapters
+        self.fp8 = text_model.target.fp8
         # Divided keys are added in an order that depends on the other rows and on how a prompt is cut.
         self.divides_keys = not text_model.target.invariant
         self.rope_axes = torch.tensor(self.program.rope_axes, dtype=torch.int32, device=text_model.device)
@@ -614,6 +615,10 @@ def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     if (one := stack.integers) is not None:
         numbers = one.values, one.scales, one.zeros, one.bits, one.group
         y = INTEGER_EXPERT_MATMUL(run[op.x], *numbers, *rest)
+    elif stack.fp8 is not None:
+        products = run.model.fp8
+        assert products is not None, "fp8 weights need kernels that multiply by them"
+        y = stack.fp8.multiply(products, run[op.x], *rest)
     else:
         assert stack.whole is not None, "experts for fused kernels are loaded stacked"
         y = EXPERT_MATMUL(run[op.x], stack.whole, *rest)

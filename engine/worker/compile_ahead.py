@@ -1,8 +1,9 @@
 """Compile the kernels of an engine in several processes while its weights are loaded.
 
 A first start compiles 30 to 40 kernels, one after the other in 20 to 35 s. `CompileAhead` runs
-engine.worker.precompile, whose processes put them into Triton's cache. A file in the cache, named by a hash of everything
-that the kernels depend on, tells later starts that nothing is missing. Errors are not fatal: the warm-up compiles what is missing.
+engine.worker.precompile, whose processes put them into Triton's cache. A file in the cache, named by a hash of all that
+the kernels depend on, tells later starts that nothing is missing. Errors are not fatal: the warm-up compiles what is
+missing.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """Tests of the compilation of kernels while weights are loaded."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def started(monkeypatch, tmp_path):
 
     class Process:
         def __init__(self, command, **options):
-            calls.append((command, read_config(command[command.index("--config") + 1])))
+            calls.append((command, read_config(Path(command[command.index("--config") + 1]))))
 
         def wait(self, limit_s=None):
             return codes[0]
