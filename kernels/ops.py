@@ -39,6 +39,7 @@ from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
 from kernels.recurrent.rg_lru import RG_LRU
 from kernels.recurrent.selective_scan import SELECTIVE_SCAN
+from kernels.reduce_norm import REDUCE_NORM
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
@@ -62,6 +63,7 @@ OPS: tuple[Op, ...] = (
     CROSS_ATTENTION_INPUTS,
     EMBEDDING,
     RMS_NORM,
+    REDUCE_NORM,
     RMS_NORM_QUANTIZED,
     LAYER_NORM,
     ROPE_ANGLES,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.distributed.group import Group
 from engine.layers.batch import MediaRows
 from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.loaded import routing
@@ -82,7 +83,7 @@ from engine.lowering.program import (
     Value,
     WriteKV,
 )
-from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, last_uses, quantize_outputs
+from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, last_uses, quantize_outputs, sums_for_norms
 from engine.models.kv_scales import KVScales
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
@@ -162,6 +163,13 @@ class DeviceStep:
     bidirectional: Tensor | None = None  # [tokens, 2] int32, spans of tokens that see one another; None: none do
 
 
+@dataclass(frozen=True)
+class Unreduced:
+    """This rank's addend of a sum over the ranks, which the norm that reads it completes."""
+
+    y: Tensor
+
+
 class FusedModel:
     """Immutable; its only state is the KV pages."""
 
@@ -170,6 +178,8 @@ class FusedModel:
         self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
         self.program, self.adapters = text_model.program, text_model.adapters
         self.fp8 = text_model.target.fp8
+        world = text_model.vocabulary.world
+        self.fused_reduce = world.fused if isinstance(world, Group) else None
         # Divided keys are added in an order that depends on the other rows and on how a prompt is cut.
         self.divides_keys = not text_model.target.invariant
         self.rope_axes = torch.tensor(self.program.rope_axes, dtype=torch.int32, device=text_model.device)
@@ -178,6 +188,7 @@ class FusedModel:
         layers = len(self.kv_layers)
         scales = scales or KVScales((1.0,) * layers, (1.0,) * layers)
         self.scales = list(zip(scales.k, scales.v, strict=True))
+        self.reduced_by_norm: set[int] = set()
         self._ops = self._fused(self.program.ops, self.program.out)
         self._encoder_ops = None
         if self.program.encoder_out is not None:
@@ -186,6 +197,7 @@ class FusedModel:
     def _fused(self, ops: Sequence[Op], out: Value) -> list[tuple[Op, tuple[str, ...]]]:
         """Return the operations that are launched, each with the buffers that nothing reads afterwards."""
         fused = quantize_outputs(fuse_add_normalize(fuse_prepare_kv(ops, norms=True)), self._quantizes)
+        self.reduced_by_norm |= sums_for_norms(fused)
         return list(zip(fused, last_uses(fused, out), strict=True))
 
     def scheduled_heads(self, kv_heads: int) -> int:
@@ -363,6 +375,10 @@ def _normalize_groups(op: NormalizeGroups, run: _Run) -> None:
 
 def _add_normalize(op: AddNormalize, run: _Run) -> None:
     layer, x, added = run.weights.norm(op.weight), run[op.x], run[op.added]
+    if isinstance(added, Unreduced):
+        assert run.model.fused_reduce is not None, "only fused sums are left to norms"
+        run[op.y], run[op.x] = run.model.fused_reduce.reduce_norm(added.y, layer.weight, layer.norm.eps, x, op.scale)
+        return
     match layer.norm:
         case RMSNorm(eps=eps):
             y, x = RMS_NORM(added, layer.weight, eps, x, op.scale)
@@ -396,6 +412,10 @@ def _linear(op: Linear, run: _Run) -> None:
     y, lora = layer.partial_sum(x) if op.partial else layer.unreduced(x), run.adapters.layer(op.weight.name)
     if lora is not None:
         lora.add(x, y, run.adapter_rows)
+    fused = run.model.fused_reduce
+    if id(op) in run.model.reduced_by_norm and fused is not None and layer.bias is None and fused.takes(y):
+        run[op.y] = Unreduced(y)
+        return
     run[op.y] = y if op.partial else layer.reduced(y)
 
 
