@@ -192,9 +192,9 @@ def test_captured_steps_leave_their_outputs_in_shared_buffers_of_the_planned_siz
 SAMPLINGS = (Sampling(seed=1), Sampling(top_p=0.8, top_k=40, seed=2), Sampling(temperature=0.0))
 
 
-def steps_with_chunks(penalty):
+def steps_with_chunks(processor):
     """Yield steps in which chunks of prompts, one of them a single token that samples nothing, join decode rows."""
-    own = (*SAMPLINGS, Sampling(seed=4, repetition_penalty=1.3 if penalty else 1.0))
+    own = (*SAMPLINGS, Sampling(seed=4, allowed_token_ids=(5, 6) if processor else None))
     prompts = [[(7 * slot + 3 * at) % 500 for at in range(length)] for slot, length in enumerate((5, 9, 1, 12))]
     new = [NewRow(slot, tuple(ids), len(ids), own[slot], (), len(ids)) for slot, ids in enumerate(prompts)]
     blocks = [((3 * slot, 3 * slot + 1, 3 * slot + 2),) for slot in range(4)]
@@ -211,13 +211,13 @@ def steps_with_chunks(penalty):
 
 
 @interpreter
-@pytest.mark.parametrize("penalty", [False, True])
-def test_padded_mixed_and_decode_steps_sample_the_tokens_of_plain_launches(config, penalty):
+@pytest.mark.parametrize("processor", [False, True])
+def test_padded_mixed_and_decode_steps_sample_the_tokens_of_plain_launches(config, processor):
     found = []
     for sizes, mixed in (((), ()), ((2, 4, 8), (8, 16, 32))):
         runner, _ = runner_of(config, sizes, mixed)
         with torch.inference_mode():
-            results = [runner.start(plan, {})() for plan in steps_with_chunks(penalty)]
+            results = [runner.start(plan, {})() for plan in steps_with_chunks(processor)]
         found.append(([one.sampled for one in results], runner._table.tokens[:4, :16].tolist()))
     assert found[0] == found[1]
     assert any(token > 0 for token in found[0][0][6])
