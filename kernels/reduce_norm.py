@@ -18,8 +18,8 @@ from kernels.rms_norm import RMS_NORM
 def _reference(
     x: Tensor, addresses: Tensor, weight: Tensor, eps: float, residual: Tensor, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """x: [ranks, rows, size], of which a launch reads the type alone; addresses: [ranks] int64, of each rank's contiguous
-    rows; weight: [size] fp32; residual: [rows, size] → y [rows, size] and the residual, changed in place."""
+    """x: [ranks, rows, size], of which a launch reads the type alone; addresses: [ranks] int64, of the contiguous rows
+    of each rank; weight: [size] fp32; residual: [rows, size] → y [rows, size] and the residual, changed in place."""
     total = x[0].float()
     for share in x[1:]:
         total = total + share.float()
