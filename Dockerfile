@@ -10,8 +10,9 @@
 # TORCH_INDEX  index with torch's CPU wheels, from PyTorch's installation page: an image of about 0.7 GB. By default pip
 #              installs the build of the default index, which also runs on CPUs but adds some GB for GPUs
 # TORCH_HASH   SHA-256 of further permitted builds of torch, as sha256:…, separated by spaces
-# KERNELS      GPU architectures, such as "sm_90 sm_100", for which kernels are compiled with the image: no request then
-#              waits for a compiler, and the image needs none. Requires Python's headers in BUILD_BASE, its Python in BASE
+# KERNELS      GPU architectures for which kernels are compiled with the image: no request then waits for a compiler, and
+#              the image needs none. By default "sm_90 sm_100" if torch requires Triton, as its builds for GPUs do; "none"
+#              for no kernels. Requires Python's headers in BUILD_BASE, its Python in BASE
 # SHAPES       models for these kernels, by the names of benchmarks/shapes.py. Others: engine.worker.precompile
 ARG BASE=python:3.11-slim-bookworm
 ARG BUILD_BASE=python:3.11-bookworm
@@ -40,10 +41,13 @@ RUN SITE=$(/opt/slipway/venv/bin/python -c 'import sysconfig; print(sysconfig.ge
     /opt/slipway/venv/bin/python -P /source/docker/verify.py /source/manifests/demo \
         $(command -v c++ >/dev/null && echo --compiled)
 # Triton's cache key includes the path and the source of the kernels: the package in the venv.
-ARG KERNELS=
+ARG KERNELS=auto
 ARG SHAPES="qwen3-0.6b qwen3-1.7b llama-3.1-8b"
 RUN mkdir -p /opt/slipway/compiled /build && cp -r /source/benchmarks /build/ && \
-    if [ -n "$KERNELS" ]; then \
+    if [ "$KERNELS" = auto ]; then \
+        /opt/slipway/venv/bin/python -c 'import triton' 2>/dev/null && KERNELS="sm_90 sm_100" || KERNELS=none; \
+    fi && \
+    if [ -n "$KERNELS" ] && [ "$KERNELS" != none ]; then \
         for shape in $SHAPES; do \
             PYTHONPATH=/build /opt/slipway/venv/bin/python -m benchmarks.shapes "$shape" --config-only \
                 --out "/tmp/shapes/$shape" || exit 1; \

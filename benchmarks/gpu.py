@@ -1,8 +1,15 @@
-"""Run all GPU tests and measurements within minutes: tests, kernels, ceilings, complete engines.
+"""Run GPU tests and measurements: tests, kernels, ceilings, complete engines. In commands of at most 8 minutes each,
+the most valuable first:
 
-    python -m benchmarks.gpu --out DIR                  about 8 minutes on an H200
-    python -m benchmarks.gpu --out DIR --quick          fewer requests, no second start
-    python -m benchmarks.gpu --out DIR --peer vllm      the same mixes by vLLM, if it is installed
+    python -m benchmarks.gpu --out DIR --command first      limits, kernels of the models, captured steps, Llama
+    python -m benchmarks.gpu --out DIR --command kernels    tests of all operations
+    python -m benchmarks.gpu --out DIR --command bench      times of all operations
+    python -m benchmarks.gpu --out DIR --command engines    Qwen3 0.6B, Llama in fp8, a second start
+    python -m benchmarks.gpu --out DIR --command experts    Qwen3 30B-A3B, BERT-large
+    python -m benchmarks.gpu --out DIR --command peer --peer vllm    Llama in turns with vLLM, if it is installed
+
+Results of several commands in one DIR are merged. Without --command, all parts run until --minutes are over. --quick
+has fewer requests and no second start.
 
 Nothing is downloaded: weights are random and generated on the device. Each part runs in separate processes with a time
 limit, so that a failure or a hang does not affect other parts. DIR receives results.json, which is complete after each
@@ -22,13 +29,25 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_parts import CPU_PLAN, OPS_TESTS, ROOT, Suite, cuda_plan
+from benchmarks.gpu_parts import COMMAND_S, COMMANDS, CPU_PLAN, OPS_TESTS, ROOT, Suite, cuda_plan
 from benchmarks.machine import facts
 from kernels.report import table
 
-REQUIRED = ("msgspec", "numpy", "safetensors", "triton", "pytest", "pytest_timeout")
-# Optional packages: some tests and the gateway require one of them; the suite does not.
-OPTIONAL = ("llguidance", "pydantic", "fastapi", "orjson", "openai", "jsonschema", "tokenizers", "transformers", "vllm")
+ALL_S = 2400
+# Packages of each part, by the first word of its name. A part that lacks one is skipped.
+TESTING = ("pytest", "pytest_timeout")
+ENGINE = ("msgspec", "safetensors", "triton", "tokenizers")
+NEEDS = {
+    "limits": (),
+    "compile": ("triton",),
+    "captured": (*TESTING, *ENGINE, "transformers"),
+    "tests": (*TESTING, "triton", "hypothesis"),
+    "bench": ("triton",),
+    "engine": ENGINE,
+    "again": ENGINE,
+    "vllm": ("vllm", "tokenizers"),
+}
+OPTIONAL = ("llguidance", "pydantic", "fastapi", "orjson", "openai", "jsonschema")
 
 
 def missing(names: Sequence[str]) -> list[str]:
@@ -49,12 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out.resolve()
     (out / "logs").mkdir(parents=True, exist_ok=True)
     plan = cuda_plan(options.quick) if device == "cuda" else CPU_PLAN
-    suite = Suite(out, plan, time.monotonic() + options.minutes * 60)
-    absent = missing(REQUIRED)
-    print(f"missing, required: {', '.join(absent) or 'none'}; optional: {', '.join(missing(OPTIONAL)) or 'none'}")
+    suite = Suite(out, plan, time.monotonic() + (options.minutes * 60 or (COMMAND_S if options.command else ALL_S)))
+    absent = missing(sorted({name for names in NEEDS.values() for name in names}))
+    print(f"missing: {listed(absent)}; other tests need: {listed(missing(OPTIONAL))}")
+    suite.merge()
     suite.results |= {"machine": asdict(facts()), "missing": absent, "quick": options.quick, "argv": sys.argv[1:]}
     for name, part in parts(suite, absent, options.peer):
         if options.only and not any(word in name for word in options.only):
+            continue
+        if options.command and name not in COMMANDS[options.command]:
             continue
         start = time.monotonic()
         part()
@@ -70,23 +92,25 @@ def parts(suite: Suite, absent: Sequence[str], peer: str | None) -> Iterator[tup
 
     The first engine runs before the kernel timings, because it is the most important result if time runs out.
     """
-    engines = list(suite.plan.engines) if not {"msgspec", "safetensors"} & set(absent) else []
-    yield "limits", suite.limits
-    if "triton" not in absent:
-        yield "compile", suite.compile
-    if not {"triton", "pytest", "pytest_timeout"} & set(absent):
-        yield "tests", suite.tests
-    for shape in engines[:1]:
-        yield f"engine {shape}", partial(suite.engine, shape)
-    if "triton" not in absent:
-        yield "bench", suite.bench
-    for shape in engines[1:]:
-        yield f"engine {shape}", partial(suite.engine, shape)
-    if engines:
-        yield "again", suite.again
+    engines = list(suite.plan.engines)
+    found: list[tuple[str, Callable[[], None]]] = [
+        ("limits", suite.limits),
+        ("compile", suite.compile),
+        ("captured steps", suite.captured_steps),
+        ("tests", suite.tests),
+    ]
+    found += [(f"engine {shape}", partial(suite.engine, shape)) for shape in engines[:1]]
+    found.append(("bench", suite.bench))
+    found += [(f"engine {shape}", partial(suite.engine, shape)) for shape in engines[1:]]
+    found.append(("again", suite.again))
     if peer == "vllm":
-        for shape in filter(suite.plan.mixes, suite.plan.engines):
-            yield f"vllm {shape}", partial(suite.peer, shape)
+        found += [(f"vllm {shape}", partial(suite.peer, shape)) for shape in filter(suite.plan.mixes, engines)]
+    for name, part in found:
+        lacking = [one for one in NEEDS[name.split()[0]] if one in absent]
+        if lacking:
+            print(f"{name}: skipped: install {listed(lacking)}", flush=True)
+        elif name != "captured steps" or suite.plan.device == "cuda":
+            yield name, part
 
 
 def show(suite: Suite) -> None:
@@ -117,7 +141,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
     parser.add_argument("--quick", action="store_true", help="fewer requests and samples")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time limit of the suite in minutes (8)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="time limit in minutes (8 with --command, else 40)")
+    parser.add_argument("--command", choices=COMMANDS, help="parts that take at most 8 minutes together")
     parser.add_argument("--only", nargs="+", metavar="PART", help="parts whose names contain this")
     parser.add_argument("--peer", choices=("vllm",), help="also run the mixes with this engine")
     parser.add_argument("--device", choices=("cuda", "cpu"), help=argparse.SUPPRESS)  # cpu: a small model, for tests

@@ -28,7 +28,7 @@ from appliance.planning.workspace import graphs
 from benchmarks.gpu_run import Costs, Engine, decoding, pooled_flops, profiled
 from benchmarks.shapes import SHAPES, declare
 from benchmarks.workload import MIXES, TEXT, same, texts
-from engine.api.config import EngineConfig, graph_ladder
+from engine.api.config import EngineConfig, graph_ladder, mixed_graph_ladder
 from engine.arguments import engine_config
 from engine.models.checkpoint import read_checkpoint
 
@@ -253,17 +253,18 @@ def settings(shape: str, folder: Path, device: str, jobs: Sequence[Job]) -> Engi
         kv_bytes=int(torch.cuda.mem_get_info()[0] * 0.9),
         kv_measured=True,
         graph_sizes=graph_ladder(rows),
-        graph_bytes=graph_bytes(path, graph_ladder(rows)),
+        mixed_graph_sizes=mixed_graph_ladder(8192),
+        graph_bytes=graph_bytes(path, graph_ladder(rows), mixed_graph_ladder(8192)),
         max_step_tokens=8192,
         threads=4,
         **common,
     )
 
 
-def graph_bytes(path: Path, sizes: Sequence[int]) -> int:
+def graph_bytes(path: Path, sizes: Sequence[int], mixed: Sequence[int]) -> int:
     """Return the budget of captured steps that `slipway plan` gives a bf16 model."""
     model = read_checkpoint(path, weights=False).model
-    return round(sum(step.value for step in graphs(model, sizes=sizes, element_bytes=2)))
+    return round(sum(step.value for step in graphs(model, sizes=sizes, mixed=mixed, element_bytes=2)))
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Performance goals on one H200, and their keys in the results of the suite. docs/kernels.md has the same list."""
+"""Performance goals on one GPU, and their keys in the results of the suite. docs/kernels.md has the same list.
+
+Rates are compared with the roofline of the same device, and with vLLM in the same run (`--peer vllm`)."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -44,15 +46,42 @@ def _job(shape: str, job: str, key: str) -> Find:
     return lambda results: results.get("engines", {}).get(shape, {}).get("jobs", {}).get(job, {}).get(key)
 
 
-def _mix(shape: str, mix: str) -> Find:
-    """The run of most requests."""
+def _jobs(results: Results, side: str, shape: str) -> dict[str, dict[str, Any]]:
+    """side: engines, or vllm."""
+    found: dict[str, dict[str, Any]] = results.get(side, {}).get(shape, {}).get("jobs", {})
+    return found
+
+
+def _to_peer(shape: str, job: str, key: str) -> Find:
+    """Our value divided by vLLM's."""
 
     def find(results: Results) -> float | None:
-        jobs = results.get("engines", {}).get(shape, {}).get("jobs", {})
-        found = {int(name.split(":")[1]): one for name, one in jobs.items() if name.startswith(f"{mix}:")}
-        return found[max(found)].get("new_tokens_per_s") if found else None
+        ours, theirs = (_jobs(results, side, shape).get(job, {}).get(key) for side in ("engines", "vllm"))
+        return ours / theirs if ours and theirs else None
 
     return find
+
+
+def _mix_to_peer(shape: str, mix: str) -> Find:
+    """Our rate divided by vLLM's, of the run with the most requests."""
+
+    def find(results: Results) -> float | None:
+        names = [name for name in _jobs(results, "vllm", shape) if name.startswith(f"{mix}:")]
+        most = max(names, key=lambda name: int(name.split(":")[1]), default="")
+        return _to_peer(shape, most, "new_tokens_per_s")(results)
+
+    return find
+
+
+def _start_to_peer(results: Results) -> float | None:
+    ours = results.get("again", {}).get("start_s", {}).get("engine")
+    theirs = results.get("vllm", {}).get(LLAMA, {}).get("start_s", {}).get("engine")
+    return ours / theirs if ours and theirs else None
+
+
+def _of_copy(op: str, case: str) -> Find:
+    """The share of the copy rate of one case."""
+    return lambda results: next((row["of_copy"] for row in _rows(results, op) if row["case"] == case), None)
 
 
 def _rows(results: Results, *ops: str) -> Iterator[dict[str, Any]]:
@@ -104,25 +133,40 @@ GOALS = (
     Goal(
         "Llama-3.1-8B in fp8, decode of 1 row: share of the roofline", 0.70, "%", _job(FP8, "decode:1:512", "of_roof")
     ),
-    Goal("Llama-3.1-8B, prefill of 2,048 tokens", 40_000, "tokens/s", _job(LLAMA, "prefill:2048", "tokens_per_s")),
-    Goal("Llama-3.1-8B, chat mix, new tokens", 14_000, "tokens/s", _mix(LLAMA, "chat")),
-    Goal("Qwen3-0.6B, uniform mix, new tokens", 25_000, "tokens/s", _mix(QWEN, "uniform")),
     Goal(
-        "BERT-large, prompts of 512 tokens",
-        400_000,
-        "tokens/s",
-        _job("bert-large", "embed:256:512", "tokens_per_s"),
+        "Llama-3.1-8B, prefill of 2,048 tokens: share of the matmul rate",
+        0.75,
+        "%",
+        _job(LLAMA, "prefill:2048", "of_matmul"),
+    ),
+    *(
+        Goal(
+            f"Llama-3.1-8B, decode of {rows} row{'s' if rows > 1 else ''}: rate to vLLM's",
+            1.05,
+            "x",
+            _to_peer(LLAMA, f"decode:{rows}:512", "tokens_per_s"),
+        )
+        for rows in (1, 32, 256)
+    ),
+    Goal("Llama-3.1-8B, chat mix: new tokens per second to vLLM's", 1.1, "x", _mix_to_peer(LLAMA, "chat")),
+    Goal("Qwen3-0.6B, uniform mix: new tokens per second to vLLM's", 1.1, "x", _mix_to_peer(QWEN, "uniform")),
+    Goal(
+        "Llama-3.1-8B, prompt of 2,048 tokens: time to first token to vLLM's",
+        0.9,
+        "x",
+        _to_peer(LLAMA, "prefill:2048", "ms"),
+        False,
+    ),
+    Goal("Llama-3.1-8B, start of the engine, kernels cached: time to vLLM's", 0.3, "x", _start_to_peer, False),
+    Goal(
+        "BERT-large, prompts of 512 tokens: share of the matmul rate",
+        0.33,
+        "%",
+        _job("bert-large", "embed:256:512", "of_matmul"),
     ),
     Goal("Qwen3-0.6B, 256 rows: device idle time", 300, "us a step", _job(QWEN, "profile:256:512", "gap_us"), False),
     Goal("Qwen3-30B-A3B, decode of 1 row: share of the roofline", 0.50, "%", _job(MOE, "decode:1:512", "of_roof")),
     Goal("Qwen3-30B-A3B, decode of 32 rows: share of the roofline", 0.70, "%", _job(MOE, "decode:32:512", "of_roof")),
-    Goal(
-        "Llama-3.1-8B, process start to first token, kernels cached",
-        10,
-        "s",
-        lambda results: results.get("again", {}).get("start_s", {}).get("all"),
-        False,
-    ),
     Goal("decode attention, large cases: least share of the copy rate", 0.85, "%", _large("decode_attention")),
     Goal(
         "attention of spans: best share of the matmul rate",
@@ -145,10 +189,9 @@ GOALS = (
     Goal("norms, heads, activation, large cases: least share of the copy rate", 0.85, "%", _large(*ROWS)),
     Goal("norms, heads, activation, small cases: median", 3, "us", _few, False),
     Goal(
-        "sampling 256 rows of 151,936 logits, top_p 0.95",
-        150,
-        "us",
-        lambda results: _time(results, "sample", "top_p-256x151936"),
-        False,
+        "sampling 256 rows of 151,936 logits, top_p 0.95: share of the copy rate",
+        0.4,
+        "%",
+        _of_copy("sample", "top_p-256x151936"),
     ),
 )

@@ -26,8 +26,28 @@ TEST_PROCESSES = 6  # test processes at a time: each holds some memory of the de
 MEMORY = {"qwen3-30b-a3b": 84 << 30}
 TAIL = 1500  # characters of a log that are copied to the results
 # Limits in seconds, so that a part that hangs leaves time for the following parts.
-LIMITS = {"limits": 60, "compile": 120, "first launch": 60, "tests": 130, "bench": 110, "engine": 130, "again": 60}
-LIMITS |= {"compile models": 60, "vllm": 300}
+LIMITS = {"limits": 60, "compile": 100, "first launch": 30, "compile models": 60, "captured steps": 100, "tests": 400}
+LIMITS |= {"bench": 400, "engine": 130, "again": 60, "vllm": 280}
+# Limits of a part that runs several processes.
+PROCESSES = {"compile": ("compile", "first launch", "compile models")}
+
+
+def limit_s(part: str) -> int:
+    """Return the limit of a part by its name, such as "engine llama-3.1-8b"."""
+    kind = part if part in LIMITS else part.split()[0]
+    return sum(LIMITS[name] for name in PROCESSES.get(kind, (kind,)))
+
+
+# Parts of each command, the most valuable command first. The limits of a command's parts add up to at most 8 minutes.
+COMMANDS = {
+    "first": ("limits", "compile", "captured steps", "engine llama-3.1-8b"),
+    "kernels": ("limits", "tests"),
+    "bench": ("limits", "bench"),
+    "engines": ("limits", "engine qwen3-0.6b", "engine llama-3.1-8b-fp8", "again"),
+    "experts": ("limits", "engine qwen3-30b-a3b", "engine bert-large"),
+    "peer": ("limits", "engine llama-3.1-8b", "vllm llama-3.1-8b"),
+}
+COMMAND_S = 480
 
 
 @dataclass(frozen=True)
@@ -42,8 +62,12 @@ class Plan:
     again: str | None
 
     def mixes(self, shape: str) -> list[str]:
-        """Jobs that another engine can do too."""
+        """Offline mixes of a shape."""
         return [job for job in self.engines[shape] if job.startswith(("chat:", "uniform:"))]
+
+    def compared(self, shape: str) -> list[str]:
+        """Jobs that another engine can do too."""
+        return [job for job in self.engines[shape] if job.startswith(("chat:", "uniform:", "decode:", "prefill:"))]
 
 
 def cuda_plan(quick: bool) -> Plan:
@@ -96,6 +120,12 @@ class Suite:
         part = self.out / "results.json.part"
         part.write_text(json.dumps(self.results, indent=1) + "\n")
         part.rename(self.out / "results.json")
+
+    def merge(self) -> None:
+        """Take over the results of earlier commands in the same folder."""
+        earlier = self.read("results.json")
+        if earlier:
+            self.results = earlier | {"parts": dict(earlier.get("parts", {}))}
 
     def run(self, name: str, command: Sequence[str], limit_s: float, **environment: str) -> int | None:
         """Run a command and return its exit code, or None if the time limit was reached or it was stopped."""
@@ -181,6 +211,12 @@ class Suite:
         folders = [str(declare(shape, folder / shape)) for shape in self.plan.engines]
         return ["-m", "engine.worker.precompile", *folders, *common]
 
+    def captured_steps(self) -> None:
+        """Tests of captured steps and of the worker: whether a replay equals its launches and nothing waits."""
+        files = [str(ROOT / "tests" / "engine" / "worker" / name) for name in ("test_graphs.py", "test_gpu.py")]
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-m", "gpu", *files]
+        self.run("captured steps", command, LIMITS["captured steps"])
+
     def tests(self) -> None:
         """Tests marked gpu, each operation's in a process of its own, as an illegal access spoils all that come after
         it in a process."""
@@ -228,7 +264,7 @@ class Suite:
 
     def peer(self, shape: str) -> None:
         """After our own run, with the whole memory of the device."""
-        jobs = self.plan.mixes(shape)
+        jobs = self.plan.compared(shape)
         file = f"vllm-{shape}.json"
         command = ["-m", "benchmarks.gpu_peer", shape, "--out", str(self.out / file), "--jobs", *jobs]
         self.run(f"vllm {shape}", command, LIMITS["vllm"])

@@ -5,17 +5,19 @@ python -m benchmarks.gpu_peer llama-3.1-8b --jobs chat:1000 --out FILE
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.shapes import SHAPES, declare
-from benchmarks.workload import MIXES, Request
+from benchmarks.workload import MIXES, Request, same
 
-MAX_ROWS, LONGEST = 512, 2056
+MAX_ROWS, LONGEST = 512, 16392
+SHORT, STEPS, PREFILLS = 4, 128, 5
 
 
 def load(folder: Path) -> Any:
@@ -52,12 +54,37 @@ def serve(llm: Any, requests: Sequence[Request]) -> float:
     return seconds
 
 
+def mix(llm: Any, vocab: int, kind: str, count: int) -> dict[str, float]:
+    requests = MIXES[kind](count, vocab)
+    seconds, out = serve(llm, requests), sum(request.tokens for request in requests)
+    return {"seconds": seconds, "new_tokens": out, "new_tokens_per_s": out / seconds}
+
+
+def decode(llm: Any, vocab: int, kind: str, rows: int, context: int) -> dict[str, float]:
+    """A step is the difference between long and short replies to the same prompts."""
+    short, long = (serve(llm, same(rows, context, tokens, vocab)) for tokens in (SHORT, SHORT + STEPS))
+    step = (long - short) / STEPS
+    return {"rows": rows, "step_us": step * 1e6, "tokens_per_s": rows / step}
+
+
+def prefill(llm: Any, vocab: int, kind: str, tokens: int) -> dict[str, float]:
+    middle = statistics.median(serve(llm, same(1, tokens, 1, vocab)) for _ in range(PREFILLS))
+    return {"tokens": tokens, "ms": middle * 1e3, "tokens_per_s": tokens / middle}
+
+
+JOBS: dict[str, Callable[..., dict[str, float]]] = {
+    **dict.fromkeys(MIXES, mix),
+    "decode": decode,
+    "prefill": prefill,
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_peer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--jobs", nargs="+", required=True, help="MIX:REQUESTS")
+    parser.add_argument("--jobs", nargs="+", required=True, help="as of benchmarks.gpu_engine")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     options = parser.parse_args(arguments)
     import vllm
@@ -70,13 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result["start_s"] = {"engine": time.perf_counter() - start}
         serve(llm, MIXES["chat"](16, vocab))  # excludes first-call costs
         for name in options.jobs:
-            mix, count = name.split(":")
-            requests = MIXES[mix](int(count), vocab)
-            seconds = serve(llm, requests)
-            out = sum(request.tokens for request in requests)
-            result["jobs"][name] = {"seconds": seconds, "new_tokens": out, "new_tokens_per_s": out / seconds}
+            kind, *numbers = name.split(":")
+            found = JOBS[kind](llm, vocab, kind, *map(int, numbers))
+            result["jobs"][name] = found
             options.out.write_text(json.dumps(result, indent=1) + "\n")
-            print(f"vllm {options.shape} {name}: {out / seconds:,.0f} new tokens/s", flush=True)
+            print(f"vllm {options.shape} {name}: {json.dumps(found)}", flush=True)
     return 0
 
 

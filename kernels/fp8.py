@@ -7,11 +7,14 @@ widened            activations are not rounded: kernels/fp8_matmul, on devices w
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.e4m3 import GROUP, LARGEST, MIN_AMAX, Rounded, Rounding, to_e4m3
+from kernels.experts.fp8_matmul import FP8_EXPERT_MATMUL
 from kernels.fp8_matmul import FP8_MATMUL, library_product
 from kernels.quantisation import ROWS_AT_ONCE
 from kernels.quantize_rows import QUANTIZE_ROWS
@@ -74,6 +77,53 @@ class Fp8Products:
         if self.library and _library_has(weight, dtype):
             return library_product(x.values, x.scales, weight.values, weight.scales, bias, dtype)
         return FP8_MATMUL(x.values, x.scales, weight.values, weight.scales, weight.unit, bias, dtype)
+
+
+@dataclass(eq=False)
+class Fp8Experts:
+    """Weights of the experts of a layer. Each tensor has the experts along its first axis.
+
+    A token goes to several experts, so all have one scale of the activations: the largest of their static ones."""
+
+    values: Tensor  # [experts, outputs, inputs] float8_e4m3fn
+    scales: Tensor  # [experts, outputs / unit, groups] float32
+    unit: int
+    rounds: bool
+    static_scales: Tensor | None = None  # [experts] float32
+
+    @staticmethod
+    def empty(count: int, first: Fp8Weight) -> "Fp8Experts":
+        """Allocate the weights of `count` experts that are stored as the first one."""
+        values, scales = (one.new_empty((count, *one.shape)) for one in (first.values, first.scales))
+        static = None if first.static_scale is None else first.scales.new_empty(count)
+        return Fp8Experts(values, scales, first.unit, first.rounds, static)
+
+    def put(self, number: int, matrix: Fp8Weight) -> Fp8Weight | None:
+        """Copy a matrix to its place, and return it there. None if it is stored differently."""
+        static = matrix.static_scale is not None
+        own = matrix.scales.shape, matrix.unit, matrix.rounds, static
+        if own != (self.scales.shape[1:], self.unit, self.rounds, self.static_scales is not None):
+            return None
+        self.values[number], self.scales[number] = matrix.values, matrix.scales
+        scale = None
+        if self.static_scales is not None and matrix.static_scale is not None:
+            scale = self.static_scales[number : number + 1].copy_(matrix.static_scale)
+        return Fp8Weight(self.values[number], self.scales[number], self.unit, self.rounds, scale)
+
+    @cached_property
+    def static_scale(self) -> Tensor | None:
+        return None if self.static_scales is None else self.static_scales.amax().view(1)
+
+    def multiply(
+        self, products: Fp8Products, x: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_row: int, rows: int, *more: Any
+    ) -> Tensor:
+        """Multiply as kernels/experts/matmul.py does."""
+        x_scales, dtype = None, x.dtype
+        if products.rounded and self.rounds:
+            group = GROUP if self.scales.shape[2] > 1 else x.shape[1]
+            x, x_scales = QUANTIZE_ROWS(x, group, self.static_scale)
+        matrix = self.values, self.scales, self.unit
+        return FP8_EXPERT_MATMUL(x, x_scales, *matrix, pairs, tiles, pairs_per_row, rows, *more, dtype)
 
 
 def products_of(capability: tuple[int, int] | None, *, invariant: bool) -> Fp8Products:

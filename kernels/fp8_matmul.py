@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from kernels.e4m3 import GROUP, for_products, from_codes, groups_of, rounded_rows
 from kernels.jit import jit, launch, row_stride, tl
-from kernels.linear import TILE_ROWS
 from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
-from kernels.tuning import settings
+from kernels.product_tiles import GROUPED, grouped_tile, product_tile
+from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
 @jit(varying=("rows",))
@@ -38,45 +38,64 @@ def fp8_matmul_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):
     """One program for each tile of ROWS x COLUMNS outputs; inputs are added up in order, STEP at a time, which with
     several groups is one of them. scales: [OUTPUTS / UNIT, GROUPS]; ROUNDED: x are codes, with x_scales [rows,
     GROUPS]."""
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    row_tile, column_tile = grouped_tile(tl.program_id(0), rows, ROWS, TILES, GROUPED)
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     at = tl.arange(0, STEP)
     keep_rows, keep_columns = row < rows, column < OUTPUTS
-    left = x + row.to(tl.int64)[:, None] * x_row + at[None, :]
-    right = weight + column.to(tl.int64)[None, :] * INPUTS + at[:, None]
-    left_scales = x_scales + row.to(tl.int64) * GROUPS
-    right_scales = scales + (column // UNIT) * GROUPS
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    left = weight + column.to(tl.int64)[:, None] * INPUTS + at[None, :]
+    right = x + row.to(tl.int64)[None, :] * x_row + at[:, None]
+    left_scales = scales + (column // UNIT) * GROUPS
+    right_scales = x_scales + row.to(tl.int64) * GROUPS
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
     for k in range(0, INPUTS, STEP):
-        inside = at < INPUTS - k
-        b = tl.load(right + k, keep_columns[None, :] & inside[:, None], 0)
+        if INPUTS % STEP == 0:
+            a = tl.load(left + k, keep_columns[:, None], 0)
+            b = tl.load(right + k, keep_rows[None, :], 0 if ROUNDED else 0.0)
+        else:
+            inside = at < INPUTS - k
+            a = tl.load(left + k, keep_columns[:, None] & inside[None, :], 0)
+            b = tl.load(right + k, keep_rows[None, :] & inside[:, None], 0 if ROUNDED else 0.0)
         if ROUNDED:
-            a = for_products(tl.load(left + k, keep_rows[:, None] & inside[None, :], 0))
+            a = for_products(a)
             b = for_products(b)
         else:
-            a = tl.load(left + k, keep_rows[:, None] & inside[None, :], 0.0)
-            b = from_codes(b, x.dtype.element_ty)
+            a = from_codes(a, x.dtype.element_ty)
         if GROUPS > 1:
             part = tl.dot(a, b, input_precision="ieee")
-            factor = tl.load(right_scales + k // STEP, keep_columns, 0.0)[None, :]
+            factor = tl.load(left_scales + k // STEP, keep_columns, 0.0)[:, None]
             if ROUNDED:
-                factor = factor * tl.load(left_scales + k // STEP, keep_rows, 0.0)[:, None]
-            total = tl.fma(part, factor + tl.zeros((ROWS, COLUMNS), tl.float32), total)
+                factor = factor * tl.load(right_scales + k // STEP, keep_rows, 0.0)[None, :]
+            total = tl.fma(part, factor + tl.zeros((COLUMNS, ROWS), tl.float32), total)
         else:
             # Hopper's sums of e4m3 have 14 bits: add at most STEP products before they go to float32.
             total = tl.dot(a, b, total, input_precision="ieee", max_num_imprecise_acc=STEP)
     if GROUPS == 1:
-        total *= tl.load(right_scales, keep_columns, 0.0)[None, :]
+        total *= tl.load(left_scales, keep_columns, 0.0)[:, None]
         if ROUNDED:
-            total *= tl.load(left_scales, keep_rows, 0.0)[:, None]
+            total *= tl.load(right_scales, keep_rows, 0.0)[None, :]
     if BIAS:
-        total += tl.load(bias + column, keep_columns, 0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + column, keep_columns, 0.0).to(tl.float32)[:, None]
     place = y + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    tl.store(place, total.to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
+    tl.store(place, tl.trans(total).to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
+
+
+def _default(rows: int, row_bytes: int, device: torch.device) -> dict[str, int]:
+    """Return settings by the number of rows and the bytes of a number of x."""
+    roomy = shared_memory(device) >= LARGE_TILES
+    if row_bytes > 2:
+        return {"rows": 16 if rows <= 16 else 64, "columns": 32, "warps": 8, "stages": 3 if roomy else 2}
+    # Widened weights, sums of a group and sums of e4m3 that are not float32 yet take registers of their own: with 256
+    # outputs, 80 bytes would spill on Hopper.
+    tile = product_tile(rows, 1)
+    few = 5 if tile["rows"] == 16 and roomy else 4
+    return tile | {"stages": (few if row_bytes == 1 else 3) if roomy else 2}
 
 
 def _triton(
@@ -92,15 +111,11 @@ def _triton(
     _check(x, x_scales, weight, scales, unit)
     y = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
     rounded = x_scales is not None
-    # With few rows, many tiles are needed to occupy a GPU; the width of a tile affects no sum.
-    narrow = rounded or x.dtype.itemsize == 2
-    columns = 128 if rows > 64 and outputs >= 2048 and narrow else 32
-    warps = 4 if rounded or (columns == 32 and narrow) else 8  # widened weights take registers
-    default = {"columns": columns, "warps": warps, "stages": 4 if rounded else 3}
+    default = _default(rows, 1 if rounded else x.dtype.itemsize, x.device)
     chosen = settings("fp8_matmul", default, x.device, rows=rows, outputs=outputs, groups=groups, rounded=int(rounded))
     launch(
         fp8_matmul_kernel,
-        (-(-outputs // chosen["columns"]), -(-rows // TILE_ROWS)),
+        (-(-outputs // chosen["columns"]) * -(-rows // chosen["rows"]),),
         x.view(torch.uint8) if rounded else x,
         scales if x_scales is None else x_scales,
         weight.view(torch.uint8),
@@ -115,9 +130,10 @@ def _triton(
         UNIT=unit,
         ROUNDED=rounded,
         BIAS=bias is not None,
-        ROWS=TILE_ROWS,
+        ROWS=chosen["rows"],
         COLUMNS=chosen["columns"],
         STEP=GROUP,
+        GROUPED=GROUPED,
         warps=chosen["warps"],
         stages=chosen["stages"],
     )
@@ -221,6 +237,9 @@ FP8_MATMUL = Op(
         Case("wide", {"rows": 5, "inputs": 70, "outputs": 37, "bias": True, **WIDE}),
         Case("wide-blocks", {"rows": 66, "inputs": 300, "outputs": 150, **BLOCKS, **WIDE}),
         Case("float32", {"rows": 3, "inputs": 33, "outputs": 20, "dtype": torch.float32}),
+        Case("few", {"rows": 20, "inputs": 256, "outputs": 70}),
+        Case("groups", {"rows": 1100, "inputs": 128, "outputs": 40}),
+        Case("many-blocks", {"rows": 140, "inputs": 256, "outputs": 150, **BLOCKS}),
         Case("empty", {"rows": 0, "inputs": 16, "outputs": 16}),
         *(
             Case(f"{name}-{rows}", {"rows": rows, "inputs": inputs, "outputs": outputs}, True, "fp8")
@@ -246,5 +265,6 @@ FP8_MATMUL = Op(
     flops=lambda x, x_scales, weight, *rest: 2 * x.shape[0] * weight.numel(),
     single_row=independent_rows(0, 1),
     peer=_peer,
-    tunable={"columns": (32, 64, 128, 256), "warps": (4, 8), "stages": (3, 4, 5)},
+    # Fewer columns would use another matrix instruction, and sums of tiles of different sizes might then differ.
+    tunable={"rows": (16, 64, 128, 256), "columns": (64, 128, 256), "warps": (4, 8), "stages": (3, 4, 5)},
 )

@@ -28,6 +28,8 @@ except ImportError:
     tl = SimpleNamespace(constexpr=object)
 
 Kernel = Any  # what `jit` returns
+# Whether launches skip Triton's look-up of the kernel. Not on AMD GPUs, where a kernel also depends on tensors' sizes.
+PREPARES = triton is not None and not triton.knobs.runtime.interpret and torch.version.hip is None
 # Round a · b + c once. The option is explicit because its default differs between Triton's releases.
 OPTIONS = {"enable_fp_fusion": True}
 
@@ -83,7 +85,61 @@ def launch(
     if written is not None:
         written.append(Launch(kernel, grid, args, warps, stages, constants))
         return
-    kernel[grid](*args, num_warps=warps, num_stages=stages, **OPTIONS, **constants)
+    if not PREPARES:
+        kernel[grid](*args, num_warps=warps, num_stages=stages, **OPTIONS, **constants)
+        return
+    device = triton.runtime.driver.active.get_current_device()
+    varying = _varying.get(id(kernel))
+    if varying is None:
+        varying = frozenset(map(kernel.arg_names.index, kernel.do_not_specialize))
+        _varying[id(kernel)] = varying
+    # The id, because a kernel's hash is that of its source. Kernels are not collected: they belong to modules.
+    key = id(kernel), device, warps, stages, *constants.items(), *signature_of(varying, args)
+    prepared = _prepared.get(key)
+    if prepared is None:
+        compiled = kernel[grid](*args, num_warps=warps, num_stages=stages, **OPTIONS, **constants)
+        names = kernel.arg_names[len(args) :]
+        if constants.keys() == set(names):
+            _prepared[key] = PreparedKernel(compiled, tuple(constants[name] for name in names))
+        return
+    prepared.launch(device, grid, args)
+
+
+def signature_of(varying: frozenset[int], args: Sequence[Any]) -> list[Any]:
+    """Return what a compiled kernel depends on: types, alignment of pointers, and the values of integers. Integers in
+    `varying` count by their width only. Finer than Triton's own signature, which costs more to compute."""
+    found: list[Any] = []
+    for number, arg in enumerate(args):
+        if type(arg) is Tensor:
+            found.append(arg.dtype)
+            found.append(arg.data_ptr() & 15)
+        elif type(arg) is int:
+            found.append(arg.bit_length() > 31 if number in varying else arg)
+        elif isinstance(arg, Tensor):
+            found += (arg.dtype, arg.data_ptr() & 15)
+        else:
+            assert arg is None or type(arg) in (float, bool), f"a kernel takes no {type(arg)}"
+            found.append(type(arg))
+    return found
+
+
+class PreparedKernel:
+    """A compiled kernel with its constants, for launches that need no signature and no look-up in Triton's caches."""
+
+    __slots__ = ("_constants", "_function", "_metadata", "_run")
+
+    def __init__(self, compiled: Any, constants: tuple[Any, ...]) -> None:
+        self._run, self._function, self._metadata = compiled.run, compiled.function, compiled.packed_metadata
+        self._constants = constants
+
+    def launch(self, device: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = triton.runtime.driver.active.get_current_stream(device)
+        self._run(x, y, z, stream, self._function, self._metadata, None, None, None, *args, *self._constants)
+
+
+_prepared: dict[tuple[Any, ...], PreparedKernel] = {}
+_varying: dict[int, frozenset[int]] = {}  # by kernel: positions of the integers that it does not depend on
 
 
 @contextmanager

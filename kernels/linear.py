@@ -16,6 +16,7 @@ from torch.nn import functional
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
+from kernels.product_tiles import GROUPED, grouped_tile, product_tile
 from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
@@ -53,41 +54,50 @@ def matmul_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):
     """One program for each tile of ROWS x COLUMNS outputs; inputs are added up in order, STEP at a time."""
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    row_tile, column_tile = grouped_tile(tl.program_id(0), rows, ROWS, TILES, GROUPED)
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     at = tl.arange(0, STEP)
-    keep_rows, keep_columns = (row < rows)[:, None], (column < OUTPUTS)[None, :]
-    left = x + row.to(tl.int64)[:, None] * x_row + at[None, :]
-    right = weight + column.to(tl.int64)[None, :] * INPUTS + at[:, None]
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    keep_rows, keep_columns = row < rows, column < OUTPUTS
+    left = weight + column.to(tl.int64)[:, None] * INPUTS + at[None, :]
+    right = x + row.to(tl.int64)[None, :] * x_row + at[:, None]
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
     for k in range(0, INPUTS, STEP):
-        inside = at < INPUTS - k
-        a = tl.load(left + k, keep_rows & inside[None, :], 0.0)
-        b = tl.load(right + k, keep_columns & inside[:, None], 0.0)
+        if INPUTS % STEP == 0:
+            a = tl.load(left + k, keep_columns[:, None], 0.0)
+            b = tl.load(right + k, keep_rows[None, :], 0.0)
+        else:
+            inside = at < INPUTS - k
+            a = tl.load(left + k, keep_columns[:, None] & inside[None, :], 0.0)
+            b = tl.load(right + k, keep_rows[None, :] & inside[:, None], 0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
     if BIAS:
-        total += tl.load(bias + column, column < OUTPUTS, 0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + column, keep_columns, 0.0).to(tl.float32)[:, None]
     place = y + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    tl.store(place, total.to(y.dtype.element_ty), keep_rows & keep_columns)
+    tl.store(place, tl.trans(total).to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
 
 
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x: [rows, inputs]; weight: [outputs, inputs] row-major; bias: [outputs] → [rows, outputs] of `dtype` (default:
-    x's). A row's sums never depend on the other rows: the number of rows and inputs of a tile is the same for any
-    number of rows, unlike in libraries that choose kernels by size."""
+    x's). A row's sums never depend on the other rows (see product_tiles.py), unlike in libraries that choose the order
+    of sums by size."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     y = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
-    # With few rows, many tiles are needed to occupy a GPU; the width of a tile affects no sum.
-    columns = 128 if rows > 64 and outputs >= 2048 else 32
-    stages = 4 if x.dtype.itemsize == 2 or shared_memory(x.device) >= LARGE_TILES else 3
-    default = {"columns": columns, "warps": 4, "stages": stages}
+    roomy = shared_memory(x.device) >= LARGE_TILES
+    if x.dtype.itemsize > 2:
+        default = {"rows": 16 if rows <= 16 else 64, "columns": 32, "warps": 4, "stages": 4 if roomy else 3}
+    else:
+        tile = product_tile(rows, outputs if roomy else 1)
+        default = tile | {"stages": 6 if tile["rows"] == 16 and roomy else 4 if roomy else 3}
     chosen = settings("matmul", default, x.device, rows=rows, outputs=outputs)
     launch(
         matmul_kernel,
-        (-(-outputs // chosen["columns"]), -(-rows // TILE_ROWS)),
+        (-(-outputs // chosen["columns"]) * -(-rows // chosen["rows"]),),
         x,
         weight,
         weight if bias is None else bias,
@@ -97,9 +107,10 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.d
         OUTPUTS=outputs,
         INPUTS=inputs,
         BIAS=bias is not None,
-        ROWS=TILE_ROWS,
+        ROWS=chosen["rows"],
         COLUMNS=chosen["columns"],
         STEP=TILE_INPUTS,
+        GROUPED=GROUPED,
         warps=chosen["warps"],
         stages=chosen["stages"],
     )
@@ -119,8 +130,7 @@ def _inputs(
     return make.normal(rows, inputs), weight, make.normal(outputs) if bias else None, dtype
 
 
-# Shape of the tile for every number of rows: Hopper's matrix units take 64 rows, possibly with padding.
-TILE_ROWS, TILE_INPUTS = 64, 64
+TILE_INPUTS = 64
 
 MATMUL = Op(
     name="matmul",
@@ -131,6 +141,8 @@ MATMUL = Op(
         Case("odd", {"rows": 5, "inputs": 70, "outputs": 37, "bias": True}),
         Case("tiles", {"rows": 66, "inputs": 64, "outputs": 130}),
         Case("wide", {"rows": 3, "inputs": 33, "outputs": 20, "dtype": torch.float32}),
+        Case("few", {"rows": 20, "inputs": 64, "outputs": 100}),
+        Case("groups", {"rows": 1100, "inputs": 32, "outputs": 40}),
         Case("empty", {"rows": 0, "inputs": 16, "outputs": 16}),
         *(
             Case(f"{name}-{rows}", {"rows": rows, "inputs": inputs, "outputs": outputs}, bench=True)
@@ -151,5 +163,6 @@ MATMUL = Op(
     single_row=independent_rows(0),
     strided=(0,),
     peer=lambda x, weight, bias=None, dtype=None: functional.linear(x, weight, bias),
-    tunable={"columns": (32, 64, 128, 256), "warps": (4, 8), "stages": (3, 4, 5)},
+    # Fewer columns would use another matrix instruction, and sums of tiles of different sizes might then differ.
+    tunable={"rows": (16, 64, 128, 256), "columns": (64, 128, 256), "warps": (4, 8), "stages": (3, 4, 5)},
 )

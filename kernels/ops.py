@@ -6,12 +6,14 @@ from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.latent import LATENT_DECODE, LATENT_PREFILL
 from kernels.attention.prefill import PREFILL_ATTENTION
+from kernels.attention.prefill_schedule import PREFILL_SCHEDULE
 from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.attention.select import SELECT_KEYS
 from kernels.attention.sparse_latent import SPARSE_LATENT
 from kernels.block_copy import BLOCK_COPY
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.embedding import EMBEDDING
+from kernels.experts.fp8_matmul import FP8_EXPERT_MATMUL
 from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
@@ -37,6 +39,7 @@ from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
 from kernels.recurrent.rg_lru import RG_LRU
 from kernels.recurrent.selective_scan import SELECTIVE_SCAN
+from kernels.reduce_norm import REDUCE_NORM
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
@@ -60,12 +63,14 @@ OPS: tuple[Op, ...] = (
     CROSS_ATTENTION_INPUTS,
     EMBEDDING,
     RMS_NORM,
+    REDUCE_NORM,
     RMS_NORM_QUANTIZED,
     LAYER_NORM,
     ROPE_ANGLES,
     QK_NORM_ROPE_KV,
     DECODE_SCHEDULE,
     DECODE_ATTENTION,
+    PREFILL_SCHEDULE,
     PREFILL_ATTENTION,
     ENCODER_ATTENTION,
     LATENT_KV,
@@ -92,6 +97,7 @@ OPS: tuple[Op, ...] = (
     EXPERT_SCHEDULE,
     EXPERT_MATMUL,
     INTEGER_EXPERT_MATMUL,
+    FP8_EXPERT_MATMUL,
     EXPERT_SUM,
     FINITE_ROWS,
     POOL_ROWS,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +53,27 @@ def settings(op: str, default: Settings, device: torch.device, **sizes: int) -> 
     """Return `default` with the settings of the device's table for this operation at the nearest sizes. Entries
     that name more of the sizes precede entries that name fewer: a table may have a fallback for all sizes. Sizes of an
     entry that begin with = must be equal; the sum of |log2| ratios of the other sizes decides."""
-    chosen = dict(default)
     queries = _queries.get()
     if queries is not None:
-        queries.append(TuningQuery(op, chosen.copy(), sizes))
+        queries.append(TuningQuery(op, dict(default), sizes))
     forced = (_forced.get() or {}).get(op)
     if forced is not None:
-        return chosen | dict(forced)
+        return dict(default) | dict(forced)
     there = _assumed.get()
     name = _device_name(device) if there is None else there.name
+    nearest = _nearest(name, op, tuple(sizes.items())) if op in _table(name) else None
+    return dict(default) if nearest is None else dict(default) | dict(nearest)
+
+
+@lru_cache(maxsize=8192)
+def _nearest(device: str, op: str, sizes: tuple[tuple[str, int], ...]) -> Settings | None:
+    """Return the settings of the entry with the nearest sizes. Kept, because every launch asks."""
     best: tuple[int, float, Settings] | None = None
-    for entry in _table(name).get(op, ()):
-        distance = _distance(entry["sizes"], sizes)
+    for entry in _table(device).get(op, ()):
+        distance = _distance(entry["sizes"], dict(sizes))
         if distance is not None and (best is None or (-len(entry["sizes"]), distance) < best[:2]):
             best = -len(entry["sizes"]), distance, entry["settings"]
-    return chosen if best is None else chosen | dict(best[2])
+    return None if best is None else best[2]
 
 
 def _distance(wanted: Mapping[str, int], given: Mapping[str, int]) -> float | None:

@@ -30,7 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels.sampling": ("kernels.cpu", "kernels.jit", "kernels.op"),
     "kernels.experts": (
         *("kernels.integer_layout", "kernels.integer_matmul", "kernels.sampling", "kernels.jit", "kernels.op"),
-        "kernels.tuning",
+        *("kernels.tuning", "kernels.e4m3"),
     ),
     "kernels.attention": ("kernels.cpu", "kernels.sampling", "kernels.jit", "kernels.op", "kernels.tuning"),
     "kernels.recurrent": ("kernels.activation", "kernels.attention", "kernels.cpu", "kernels.jit", "kernels.op"),
@@ -56,7 +56,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("engine.formats", "engine.models", "engine.lowering", "engine.weights", "engine.distributed"),
         *("engine.kv.layout", "engine.kv.states", "engine.worker.batch", "engine.api", "kernels"),
     ),
-    "engine.sampling": ("engine.layers", "engine.api", "kernels"),
+    "engine.sampling": ("engine.layers", "engine.distributed.world", "engine.api", "kernels"),
     "engine.worker": (
         *("engine.api", "engine.core.plan", "engine.kv", "engine.models", "engine.weights", "engine.distributed"),
         *("engine.formats", "engine.layers", "engine.lowering", "engine.sampling", "engine.text", "engine.imports"),

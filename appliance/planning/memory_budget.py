@@ -28,7 +28,7 @@ from appliance.planning.workspace import (
     tables,
     workspace,
 )
-from engine.api.config import MAX_RUNNING, Device, graph_ladder
+from engine.api.config import MAX_RUNNING, Device, graph_ladder, mixed_graph_ladder
 from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
 from engine.kv.states import StateLayout, num_snapshots, state_layout
@@ -89,6 +89,7 @@ class MemoryBudget:
     running: Choice[int]  # most requests in a step
     step: Choice[int]  # most tokens in a step
     graph_sizes: tuple[int, ...]  # batch sizes of captured decode steps
+    mixed_graph_sizes: tuple[int, ...]  # tokens of captured steps with chunks of prompts
     size: StepSize  # the largest step
     view: View
     host: Host
@@ -170,6 +171,7 @@ def measure(
     )
     draws = model.pooler is None
     sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON and draws else ()
+    mixed = mixed_graph_ladder(step.value) if sizes else ()
     host, host_account = host_memory(
         device=view.device,
         engines=view.data * view.tensor,
@@ -211,12 +213,13 @@ def measure(
         usable=usable,
         ranks=ranks,
         fixed=fixed,
-        graphs=graphs(model, sizes=sizes, element_bytes=element_bytes, ranks=view.tensor),
+        graphs=graphs(model, sizes=sizes, mixed=mixed, element_bytes=element_bytes, ranks=view.tensor),
         model=model,
         pages=pages,
         running=running,
         step=step,
         graph_sizes=sizes,
+        mixed_graph_sizes=mixed,
         size=size,
         view=view,
         host=host,

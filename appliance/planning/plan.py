@@ -230,7 +230,12 @@ def _engine_config(
             folder=_weight_cache(settings, view),
         ),
         parallelism=ParallelismConfig(**passed("engine.parallelism")),
-        hardware=HardwareConfig(**passed("engine.hardware"), batch_invariant=invariant, graph_sizes=budget.graph_sizes),
+        hardware=HardwareConfig(
+            **passed("engine.hardware"),
+            batch_invariant=invariant,
+            graph_sizes=budget.graph_sizes,
+            mixed_graph_sizes=budget.mixed_graph_sizes,
+        ),
         memory=MemoryConfig(
             **passed("engine.memory"),
             kv_cache=memory.cache,

@@ -55,6 +55,7 @@ SCORE_COPIES = 2
 SORTED_WORDS = 5  # per key of an indexer in torch: its score, once more in a piece, sorted, and its position in 64 bits
 PROGRAMS = 320  # most programs that select keys at the same time: two for each multiprocessor of the largest GPUs
 NCCL_BYTES = 512 * MIB  # NCCL buffers of each GPU. Assumed.
+SAMPLED_CANDIDATES = 16384  # of a row, with 8 bytes each (kernels/sampling/truncation.py)
 GRAPH_BYTES = 8 * MIB  # per captured graph, independent of its batch size
 COPIES = {"torch": 5, "triton": 5}  # copies of the logits in sampling: probabilities, their sorted copy and indices
 COMPILED_COPIES = 2  # logits in place, and a copy for logprobs of logits that sampling changes
@@ -366,24 +367,36 @@ def _pooled_tables(model: Model, slots: int) -> tuple[Step, ...]:
 def pinned_bytes(*, size: StepSize, max_context: int) -> int:
     """Return the page-locked host memory for table updates on a GPU: four uploads in flight."""
     rows = _aligned(size.slots + 1)
-    return 4 * 4 * (3 * rows + _aligned(_aligned(max_context + 1) + 64 * size.slots + 4096))
+    return 4 * 4 * (4 * rows + _aligned(_aligned(max_context + 1) + 64 * size.slots + 4096))
 
 
-def graphs(model: Model, *, sizes: Sequence[int], element_bytes: int, ranks: int = 1) -> tuple[Step, ...]:
-    """Return the memory of captured decode steps.
+def graphs(
+    model: Model, *, sizes: Sequence[int], element_bytes: int, mixed: Sequence[int] = (), ranks: int = 1
+) -> tuple[Step, ...]:
+    """Return the memory of captured steps. sizes: rows of decode steps. mixed: tokens of steps with chunks of prompts.
 
-    All sizes share the activations, logits and output buffers of the largest (engine/worker/device.py); each graph has
-    its own descriptor.
+    All sizes of a kind share the activations, logits and output buffers of the largest (engine/worker/device.py); each
+    graph has its own descriptor.
     """
     if not sizes:
         return ()
     rows = max(sizes)
-    return (
+    steps = (
         product("activations of the largest graph", rows, widest_layer(model, ranks), element_bytes),
         *_routes(model, rows, ranks),
         product("logits of the largest graph, and their buffer", 2, rows, model.embed.vocab, 4),
+        product("candidates of sampling in the largest graph", rows, SAMPLED_CANDIDATES, 8),
         product("hidden states of the largest graph", rows, model.embed.hidden, element_bytes),
-        product("descriptions of graphs", len(sizes), GRAPH_BYTES),
+        product("descriptions of graphs", len(sizes) + len(mixed), GRAPH_BYTES),
+    )
+    if not mixed:
+        return steps
+    tokens = max(mixed)
+    return (
+        *steps,
+        product("activations of the largest mixed graph", tokens, widest_layer(model, ranks), element_bytes),
+        *_routes(model, tokens, ranks),
+        product("hidden states of the largest mixed graph, twice", 2, tokens, model.embed.hidden, element_bytes),
     )
 
 

@@ -139,6 +139,8 @@ class HardwareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Precision of float32 matrix products: of torch, or with "bfloat16" of compiled kernels."""
     graph_sizes: tuple[int, ...] = ()
     """Numbers of rows of the decode steps that are captured as CUDA graphs."""
+    mixed_graph_sizes: tuple[int, ...] = ()
+    """Numbers of tokens of the captured steps in which a row computes several: chunks of prompts, drafts."""
 
     def __post_init__(self) -> None:
         _check_positive("hardware", self, "threads")
@@ -372,6 +374,13 @@ def graph_ladder(most: int) -> tuple[int, ...]:
     where padding to the next size is relatively expensive."""
     sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 1, 32), most}
     return tuple(sorted(size for size in sizes if size <= most))
+
+
+def mixed_graph_ladder(most: int) -> tuple[int, ...]:
+    """Return the numbers of tokens of captured steps with chunks of prompts, up to `most` and 512. The launches of
+    larger steps take less time than their kernels."""
+    sizes = {8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, min(most, 512)}
+    return tuple(sorted(size for size in sizes if 2 <= size <= most))
 
 
 def read_config(path: Path) -> EngineConfig:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.distributed.symmetric import FusedReduce, SymmetricMemory, TorchSymmetricMemory, open_symmetric
 from engine.distributed.world import World
 
 LOOPBACK = "127.0.0.1"  # all ranks are on one host, whose name may not resolve in a container
@@ -29,6 +30,7 @@ class Group:
     size: int
     group: dist.ProcessGroup
     ordered: bool
+    fused: FusedReduce | None = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.ordered:
@@ -51,6 +53,30 @@ def in_order(shares: Tensor) -> Tensor:
     return total
 
 
+def _symmetric_memory(
+    group: dist.ProcessGroup, store: dist.Store, rank: int, size: int, device: torch.device
+) -> SymmetricMemory:
+    """Torch finds the group by a name, under which it is registered with its store."""
+    from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory  # type: ignore[attr-defined]
+
+    name = "slipway-ranks"
+    _register_process_group(name, group)
+    _SymmetricMemory.set_group_info(name, rank, size, dist.PrefixStore("symmetric", store))
+    return TorchSymmetricMemory(name, device)
+
+
+def _on_all_ranks(fused: FusedReduce | None, group: dist.ProcessGroup, device: torch.device) -> FusedReduce | None:
+    """Return the fused sum if every rank has one, else None: all ranks must take part in its barriers."""
+    have = torch.tensor([fused is not None], dtype=torch.int32, device=device)
+    gathered = have.new_empty(group.size())
+    group._allgather_base(gathered, have).wait()
+    if bool(gathered.all()):
+        return fused
+    if fused is not None:
+        fused.close()
+    return None
+
+
 def open_group(device: torch.device, store: Path, rank: int, size: int, *, ordered: bool, timeout_s: float) -> World:
     """Join the ranks that use this file, which must be new for each group.
 
@@ -63,6 +89,8 @@ def open_group(device: torch.device, store: Path, rank: int, size: int, *, order
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
         group = dist.ProcessGroupNCCL(file_store, rank, size, options)
+        fused = open_symmetric(lambda: _symmetric_memory(group, file_store, rank, size, device))
+        return Group(rank, size, group, ordered, _on_all_ranks(fused, group, device))
     else:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = limit

@@ -127,7 +127,7 @@ class E4M3:
         return f"fp8, {_SCALES[self.scales]}"
 
     def roles(self, executor: Executor) -> tuple[Role, ...]:
-        return ("projection",) if executor == "triton" else ()
+        return ("projection", "expert") if executor == "triton" else ()
 
     @property
     def kind(self) -> tuple[Any, ...]:

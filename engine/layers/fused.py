@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.distributed.group import Group
 from engine.layers.batch import MediaRows
 from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.loaded import routing
@@ -83,7 +84,7 @@ from engine.lowering.program import (
     Value,
     WriteKV,
 )
-from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, last_uses, quantize_outputs
+from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, last_uses, quantize_outputs, sums_for_norms
 from engine.models.kv_scales import KVScales
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
@@ -91,7 +92,8 @@ from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.latent import LATENT_DECODE, LATENT_PREFILL, head_blocks
-from kernels.attention.prefill import PREFILL_ATTENTION
+from kernels.attention.prefill import PREFILL_ATTENTION, tokens_of_block
+from kernels.attention.prefill_schedule import PREFILL_SCHEDULE, num_programs
 from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.attention.select import SELECT_KEYS
 from kernels.attention.sparse_latent import SPARSE_LATENT
@@ -173,6 +175,13 @@ class DeviceStep:
     bidirectional: Tensor | None = None  # [tokens, 2] int32, spans of tokens that see one another; None: none do
 
 
+@dataclass(frozen=True)
+class Unreduced:
+    """This rank's addend of a sum over the ranks, which the norm that reads it completes."""
+
+    y: Tensor
+
+
 class FusedModel:
     """Immutable; its only state is the KV pages."""
 
@@ -180,12 +189,18 @@ class FusedModel:
         self.vocabulary, self.weights = text_model.vocabulary, text_model.weights
         self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
         self.program, self.adapters = text_model.program, text_model.adapters
+        self.fp8 = text_model.target.fp8
+        world = text_model.vocabulary.world
+        self.fused_reduce = world.fused if isinstance(world, Group) else None
+        # Divided keys are added in an order that depends on the other rows and on how a prompt is cut.
+        self.divides_keys = not text_model.target.invariant
         self.rope_axes = torch.tensor(self.program.rope_axes, dtype=torch.int32, device=text_model.device)
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in self.program.ropes}
         self._latent_heads = [op.heads for op in self.program.ops if isinstance(op, AttendLatent)][:1]
         layers = len(self.kv_layers)
         scales = scales or KVScales((1.0,) * layers, (1.0,) * layers)
         self.scales = list(zip(scales.k, scales.v, strict=True))
+        self.reduced_by_norm: set[int] = set()
         self._ops = self._fused(self.program.ops, self.program.out, self.program.kept, *self.program.routes)
         self._encoder_ops = None
         if self.program.encoder_out is not None:
@@ -194,6 +209,7 @@ class FusedModel:
     def _fused(self, ops: Sequence[Op], *out: Value | None) -> list[tuple[Op, tuple[str, ...]]]:
         """Return the operations that are launched, each with the buffers that nothing reads afterwards."""
         fused = quantize_outputs(fuse_add_normalize(fuse_prepare_kv(ops, norms=True)), self._quantizes)
+        self.reduced_by_norm |= sums_for_norms(fused)
         return list(zip(fused, last_uses(fused, *out), strict=True))
 
     def scheduled_heads(self, kv_heads: int) -> int:
@@ -231,7 +247,11 @@ class FusedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
-        y, out = self.vocabulary.products(hidden), self.vocabulary.out
+        return self.vocabulary.joined(self.own_logits(hidden))
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] → [rows, columns of this rank] fp32."""
+        y, out = self.vocabulary.own_products(hidden), self.vocabulary.out
         return y if out.scale == 1.0 and out.softcap is None else CAP_LOGITS(y, out.scale, out.softcap or 0.0)
 
 
@@ -241,6 +261,7 @@ class _Run:
     def __init__(self, model: FusedModel, step: DeviceStep) -> None:
         self.model, self.weights, self.step, self.adapters = model, model.weights, step, model.adapters
         self.values: dict[str, Any] = {}  # Tensor, or Rounded after a Quantized
+        self._prefill_schedules: dict[tuple[int, int], Tensor] = {}
         positions, axes = (step.positions, None) if step.axes is None else (step.axes, model.rope_axes)
         if step.rope_deltas is not None:
             positions = positions + step.rope_deltas
@@ -273,6 +294,17 @@ class _Run:
     def columns(self, columns: Columns) -> Tensor:
         found: Tensor = self[columns.value]
         return found[:, columns.first : columns.first + columns.width]
+
+    def prefill_schedule(self, kv_heads: int, block: int) -> Tensor:
+        """Return the schedule of rows with several tokens, for blocks of this many tokens."""
+        key = kv_heads, block
+        if key not in self._prefill_schedules:
+            step, programs = self.step, 0
+            if self.model.divides_keys:
+                programs = num_programs(step.lengths.device, kv_heads)
+            made = PREFILL_SCHEDULE(step.query_start, step.lengths, len(step.ids), block, programs)
+            self._prefill_schedules[key] = made
+        return self._prefill_schedules[key]
 
     @cached_property
     def adapter_rows(self) -> AdapterRows:
@@ -371,6 +403,10 @@ def _normalize_groups(op: NormalizeGroups, run: _Run) -> None:
 
 def _add_normalize(op: AddNormalize, run: _Run) -> None:
     layer, x, added = run.weights.norm(op.weight), run[op.x], run[op.added]
+    if isinstance(added, Unreduced):
+        assert run.model.fused_reduce is not None, "only fused sums are left to norms"
+        run[op.y], run[op.x] = run.model.fused_reduce.reduce_norm(added.y, layer.weight, layer.norm.eps, x, op.scale)
+        return
     match layer.norm:
         case RMSNorm(eps=eps):
             y, x = RMS_NORM(added, layer.weight, eps, x, op.scale)
@@ -404,6 +440,10 @@ def _linear(op: Linear, run: _Run) -> None:
     y, lora = layer.partial_sum(x) if op.partial else layer.unreduced(x), run.adapters.layer(op.weight.name)
     if lora is not None:
         lora.add(x, y, run.adapter_rows)
+    fused = run.model.fused_reduce
+    if id(op) in run.model.reduced_by_norm and fused is not None and layer.bias is None and fused.takes(y):
+        run[op.y] = Unreduced(y)
+        return
     run[op.y] = y if op.partial else layer.reduced(y)
 
 
@@ -511,7 +551,8 @@ def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
         schedules = run.schedules[part.window, part.chunk, op.kv_heads]
         DECODE_ATTENTION(q, pages, place.layer, table, *rows, schedules, out, *options, *last)
     if step.spans:
-        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, step.bidirectional, *last)
+        schedule = run.prefill_schedule(op.kv_heads, tokens_of_block(q, pages, part.window))
+        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, step.bidirectional, *last, schedule)
 
 
 def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
@@ -622,6 +663,10 @@ def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     if (one := stack.integers) is not None:
         numbers = one.values, one.scales, one.zeros, one.bits, one.group
         y = INTEGER_EXPERT_MATMUL(run[op.x], *numbers, *rest)
+    elif stack.fp8 is not None:
+        products = run.model.fp8
+        assert products is not None, "fp8 weights need kernels that multiply by them"
+        y = stack.fp8.multiply(products, run[op.x], *rest)
     else:
         assert stack.whole is not None, "experts for fused kernels are loaded stacked"
         y = EXPERT_MATMUL(run[op.x], stack.whole, *rest)

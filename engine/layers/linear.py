@@ -23,7 +23,7 @@ from kernels.cpu.packing import Packed, Segments
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
 from kernels.e4m3 import Rounded, Rounding
-from kernels.fp8 import Fp8Products, Fp8Weight
+from kernels.fp8 import Fp8Experts, Fp8Products, Fp8Weight
 from kernels.integer_matmul import MIDDLE
 from kernels.integers import IntegerWeight, pack_integers
 from kernels.linear import linear, linear_fp32, matmul, pack
@@ -141,6 +141,7 @@ class ExpertStack:
     whole: Tensor | None = None
     integers: IntegerWeight | None = None
     """The packed matrices instead: each tensor has the experts along its first axis."""
+    fp8: Fp8Experts | None = None
     biases: Tensor | None = None
 
     def __init__(self, count: int) -> None:
@@ -152,6 +153,15 @@ class ExpertStack:
             shape = self._count, matrix.rows, matrix.inputs
             self.whole = torch.empty(shape, dtype=target.dtype, device=target.device)
         return self.whole[number]
+
+    def put_fp8(self, number: int, matrix: Fp8Weight) -> Fp8Weight:
+        """As `put`, for fp8."""
+        if self.fp8 is None:
+            self.fp8 = Fp8Experts.empty(self._count, matrix)
+        placed = self.fp8.put(number, matrix)
+        if placed is None:
+            raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
+        return placed
 
     def put(self, number: int, matrix: IntegerWeight) -> IntegerWeight:
         """Copy a packed matrix to its place, and return it there. Raises CheckpointError if the experts of a layer have
@@ -233,8 +243,10 @@ class LinearLayer:
         if packed is None:
             memory = place.stack.place(place.number, self.slots, target)
             self.weight = fill(memory, read, self.path, "weight", self.slots)
+        elif isinstance(packed, Fp8Weight):
+            self.weight = place.stack.put_fp8(place.number, packed)
         else:
-            assert isinstance(packed, IntegerWeight), "experts are stacked plain or in integers"
+            assert isinstance(packed, IntegerWeight), "experts are stacked plain, in fp8 or in integers"
             self.weight = place.stack.put(place.number, packed)
         if self.part.bias:
             memory = place.stack.place_bias(place.number, self.slots, target)

@@ -149,12 +149,17 @@ class Vocabulary:
 
     def products(self, hidden: Tensor) -> Tensor:
         """Return the logits before they are scaled and capped."""
-        assert isinstance(self.head, Tensor | IntegerWeight), "a compiled model multiplies by packed weights itself"
-        y = self.target.multiply_fp32(hidden, self.head, self.bias)
-        return y if self.world.size == 1 else self._joined(y)
+        return self.joined(self.own_products(hidden))
 
-    def _joined(self, y: Tensor) -> Tensor:
+    def own_products(self, hidden: Tensor) -> Tensor:
+        """Return the columns of `products` that this rank computes, from `first` on."""
+        assert isinstance(self.head, Tensor | IntegerWeight), "a compiled model multiplies by packed weights itself"
+        return self.target.multiply_fp32(hidden, self.head, self.bias)
+
+    def joined(self, y: Tensor) -> Tensor:
         """Gather the columns of all ranks. Shares may differ by one column, so they are padded."""
+        if self.world.size == 1:
+            return y
         padded = torch.nn.functional.pad(y, (0, self.most - y.shape[1]))
         size, vocab = self.world.size, self.part.vocab
         widths = [(rank + 1) * vocab // size - rank * vocab // size for rank in range(size)]

@@ -30,6 +30,7 @@ from engine.lowering.program import (
     values_read,
     values_written,
 )
+from engine.models.parts import RMSNorm
 
 Ops = tuple[Op, ...]
 
@@ -141,6 +142,20 @@ def keep_routes(program: Program) -> Program:
             op = replace(op, chosen=routes[-1])
         made.append(op)
     return replace(program, ops=tuple(made), routes=tuple(routes))
+
+
+def sums_for_norms(ops: Sequence[Op]) -> set[int]:
+    """Return the ids of the projections whose sum over the ranks is read by an RMS norm after a residual add alone, so
+    that the norm may complete it."""
+    found: set[int] = set()
+    for at, op in enumerate(ops):
+        if isinstance(op, Linear) and op.reduce and not (op.partial or op.fp32):
+            readers = _readers(ops, at, op.y)
+            if len(readers) == 1 and isinstance(readers[0], AddNormalize) and readers[0].added == op.y:
+                norm = readers[0].weight.norm
+                if isinstance(norm, RMSNorm) and readers[0].x != op.y:
+                    found.add(id(op))
+    return found
 
 
 def last_uses(ops: Sequence[Op], *kept: Value | None) -> tuple[tuple[str, ...], ...]:

@@ -94,6 +94,11 @@ class SamplingStep:
     truncated: bool
     counts: Tensor
 
+    @property
+    def is_plain(self) -> bool:
+        """True if the step has neither logit processors nor logprobs."""
+        return self.mask is None and not self.processors and not self.logprob_groups
+
     def __call__(self, logits: Tensor, slot: Tensor, lengths: Tensor, tokens: Tensor, columns: DeviceColumns) -> Drawn:
         """Launch the step. logits: [rows or more, vocab] fp32, may be overwritten. slot, lengths: [rows or more] int32.
         tokens: [slots, width] int32, known tokens. Further rows are padding, and their tokens are undefined."""

@@ -82,7 +82,9 @@ class Upload:
         return there
 
     def send(self, device: torch.device) -> None:
-        whole = torch.from_numpy(np.concatenate(self._parts) if self._parts else np.empty(0, np.int32))
+        if not self._parts:
+            return
+        whole = torch.from_numpy(np.concatenate(self._parts))
         if device.type == "cuda":
             whole = whole.pin_memory()  # torch keeps the memory until the copy is done
         self._sent = whole.to(device, non_blocking=True)

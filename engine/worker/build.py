@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +36,7 @@ from engine.models.parts import Model, has_experts
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import random_weights
 from engine.worker.adapters import AdapterStore
+from engine.worker.compile_ahead import CompileAhead
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.draft_parts import DraftParts, read_draft_parts
@@ -176,6 +177,14 @@ Join = Callable[[Checkpoint, torch.device, Team | None], World]
 
 
 def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_memory: OnPhaseMemory) -> Worker:
+    with ExitStack() as opened:
+        return _built(config, rank, join, progress, on_memory, opened)
+
+
+def _built(
+    config: EngineConfig, rank: int, join: Join, progress: Progress, on_memory: OnPhaseMemory, opened: ExitStack
+) -> Worker:
+    """opened: contexts that end with the build."""
     _check_pages(config)
     device, team = _device(config, rank), _team(config)
     if device.type == "cuda":
@@ -205,6 +214,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     if draft is not None:
         form = with_draft(form, draft.form)
     blocks = pool_blocks(config, form)
+    ahead = opened.enter_context(CompileAhead(config, device))
     with measured("loading"), _memory_errors("the weights"), release_at_once():
         progress("loading", 0.0)
         text_model, adapters = _loaded(
@@ -243,7 +253,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
-            runner = parts.runner(pages, config.hardware.graph_sizes, drafter(blocks + reserve))
+            graphs = config.hardware.graph_sizes, config.hardware.mixed_graph_sizes
+            runner = parts.runner(pages, *graphs, draft=drafter(blocks + reserve))
         table_bytes, states = parts.table_bytes, parts.states
     else:
         with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
@@ -284,11 +295,12 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     )
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
+        ahead.wait()
         compiling = config.hardware.kernels == "triton" and not interpreted()
         for plan in warm(checkpoint, form, config, compiling=compiling):
             worker.start(plan, {}).result()
     if isinstance(runner, DeviceRunner) and config.hardware.graph_sizes:
-        with measured("capturing"), _memory_errors("the graphs of decode steps"):
+        with measured("capturing"), _memory_errors("the graphs of steps"):
             progress("capturing", 0.0)
             runner.capture(config.memory.graphs, world, lambda fraction: progress("capturing", fraction))
     return worker

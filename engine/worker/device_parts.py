@@ -1,6 +1,6 @@
 """Components of a GPU's runner, and the memory that its largest step takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ from engine.models.kv_scales import read_kv_scales
 from engine.worker.device import DeviceRunner
 from engine.worker.device_table import DeviceTable
 from engine.worker.drafting import Drafter
-from engine.worker.graphs import recorder_of
+from engine.worker.graphs import Recorder, recorder_of
 from engine.worker.media import MediaStore
 from engine.worker.pooled_device import PooledDeviceRunner
 from engine.worker.states import States, allocate_states
@@ -46,15 +46,22 @@ class DeviceParts:
         return self.device_table.nbytes + (0 if self.pooler is None else self.pooler.nbytes)
 
     def runner(
-        self, pages: Tensor, graph_sizes: Sequence[int] = (), draft: Drafter | None = None
+        self,
+        pages: Tensor,
+        graph_sizes: Sequence[int] = (),
+        mixed_graph_sizes: Sequence[int] = (),
+        recorders: Callable[[torch.device], Recorder | None] = recorder_of,
+        draft: Drafter | None = None,
     ) -> DeviceRunner | PooledDeviceRunner:
+        """recorders: returns a recorder of graphs with a memory pool of its own."""
         states = self.states if self.states.layout.layers else None
         if self.pooler is not None:
             parts = self.model, self.pooler, self.layout, pages, self.device_table
             return PooledDeviceRunner(*parts, states, self.media)
-        recorder = recorder_of(pages.device)
-        tables = self.table, self.device_table
-        return DeviceRunner(self.model, self.layout, pages, *tables, graph_sizes, recorder, states, self.media, draft)
+        recorder, mixed_recorder = recorders(pages.device), recorders(pages.device)
+        tables, mixed = (self.table, self.device_table), (mixed_graph_sizes, mixed_recorder)
+        runner = self.model, self.layout, pages, *tables, graph_sizes, recorder, states, self.media, *mixed
+        return DeviceRunner(*runner, draft)
 
 
 def device_parts(

@@ -119,12 +119,13 @@ class DeviceTable:
 class StepUpload:
     """The rows of a step at a fixed address on the device, which captured graphs read, and their upload.
 
-    slot, first: [rows] int32. query_start: [rows + 1] int32. All have the maximum number of rows of a step."""
+    slot, first: [rows] int32. query_start: [rows + 1] int32. samples: [rows] int32, 1 for rows that sample a token.
+    All have the maximum number of rows of a step."""
 
     def __init__(self, table: DeviceTable, rows: int) -> None:
         self._table = table
         self._rows = aligned(rows + 1)
-        self._head = 3 * self._rows
+        self._head = 4 * self._rows
         device = table.memory.device
         # Room for the longest request and everything small.
         self._capacity = self._head + aligned(table.tokens.shape[1] + 64 * rows + 4096)
@@ -133,7 +134,7 @@ class StepUpload:
         self._free = [torch.cuda.Event() for _ in range(_IN_FLIGHT)] if pinned else None
         self._turn = 0
         self.memory = torch.zeros(self._capacity, dtype=torch.int32, device=device)
-        self.slot, self.first, self.query_start = self.memory[: self._head].view(3, self._rows).unbind()
+        self.slot, self.first, self.query_start, self.samples = self.memory[: self._head].view(4, self._rows).unbind()
         self._staged = -1
 
     def send(
@@ -166,12 +167,13 @@ class StepUpload:
 
     def _packed_rows(self, rows: PlanRows) -> np.ndarray:
         """Return the rows as words. Rows beyond the plan's have no tokens and slot 0."""
-        head = np.zeros((3, self._rows), np.int32)
+        head = np.zeros((4, self._rows), np.int32)
         count = len(rows.slots)
         head[0, :count], head[1, :count] = rows.slots, rows.first
         ends = np.cumsum(rows.count)
         head[2, 1 : count + 1] = ends
         head[2, count + 1 :] = ends[-1] if count else 0
+        head[3, rows.sampling] = 1
         return head.reshape(-1)
 
     def _next(self) -> Tensor:

@@ -28,6 +28,8 @@ from engine.api.config import (
     TaskConfig,
     WeightBits,
     graph_ladder,
+    mixed_graph_ladder,
+    read_config,
 )
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
@@ -71,7 +73,11 @@ def config_for(
         ),
         quantization=QuantizationConfig(weights=weights, kv_cache=kv_dtype),  # type: ignore[arg-type]
         hardware=HardwareConfig(
-            device="cuda", kernels="triton", batch_invariant=invariant, graph_sizes=graph_ladder(MAX_RUNNING)
+            device="cuda",
+            kernels="triton",
+            batch_invariant=invariant,
+            graph_sizes=graph_ladder(MAX_RUNNING),
+            mixed_graph_sizes=mixed_graph_ladder(16384),
         ),
         adapter_loading=adapters,
         memory=MemoryConfig(kv_cache=1),
@@ -153,24 +159,28 @@ def _decode_step(rows: int, form: Layout) -> StepPlan:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
-    wanted: list[Source] = [
-        partial(
-            serving_launches,
-            config=config_for(
-                path,
-                dtype,
-                dtype if kv == "auto" else kv,
-                invariant=invariant == "yes",
-                weights="stored" if weights == "auto" else weights,
-                task=options.task,
-                adapters=AdapterLoadingConfig(max_active=options.adapters, max_rank=options.max_rank),
-            ),
+    wanted: list[Source] = [partial(serving_launches, config=config) for config in configs(options)]
+    return report(wanted, options)
+
+
+def configs(options: argparse.Namespace) -> list[EngineConfig]:
+    """Return the configurations to compile for."""
+    if options.config is not None:
+        return [read_config(options.config)]
+    return [
+        config_for(
+            path,
+            dtype,
+            dtype if kv == "auto" else kv,
+            invariant=invariant == "yes",
+            weights="stored" if weights == "auto" else weights,
+            task=options.task,
+            adapters=AdapterLoadingConfig(max_active=options.adapters, max_rank=options.max_rank),
         )
         for path, dtype, kv, weights, invariant in product(
             options.checkpoint, options.dtype, options.kv_dtype, options.weights, options.invariant
         )
     ]
-    return report(wanted, options)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -179,7 +189,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", nargs="+", type=Path, help="folder with a config.json")
+    parser.add_argument("checkpoint", nargs="*", type=Path, help="folder with a config.json")
+    parser.add_argument("--config", type=Path, help="JSON file with the configuration of an engine, instead")
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float16", "float32"), default=["bfloat16"])
     parser.add_argument("--kv-dtype", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as --dtype")
     parser.add_argument("--weights", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as stored")
@@ -188,7 +199,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--adapters", type=int, help="slots for LoRA adapters (adapter_loading.max_active)")
     parser.add_argument("--max-rank", type=int, default=16, help="largest rank of an adapter")
     add_options(parser)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if bool(options.checkpoint) == bool(options.config):
+        parser.error("name checkpoints, or --config with one file")
+    return options
 
 
 if __name__ == "__main__":

@@ -12,13 +12,15 @@ from engine.api.config import EngineConfig
 from engine.api.messages import Pooling, PoolingTask, Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.formats.load_time import load_formats
-from engine.formats.native import Groups
+from engine.formats.native import E4M3, Groups
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import Model, has_experts
 from kernels.integer_matmul import MOST_COLUMNS
+from kernels.product_tiles import LARGE_ROWS
 
 _PLAIN = (Sampling(temperature=0.0), Sampling())
+MOST_SIZED = max(MOST_COLUMNS, LARGE_ROWS)  # rows from which the kernels of products do not change
 # Other tasks launch the same kernels as one of these.
 _POOLED: tuple[PoolingTask, ...] = ("token_embed", "embed")
 
@@ -31,11 +33,13 @@ def warm(checkpoint: Checkpoint, layout: Layout, config: EngineConfig, *, compil
 
 
 def _by_size(checkpoint: Checkpoint, config: EngineConfig) -> bool:
-    """Return whether the kernels of products depend on the number of rows, as those of packed integers do."""
+    """Return whether the kernels of products depend on the number of rows: those of packed integers, fp8 and
+    batch-invariant products."""
     formats = () if checkpoint.quantization is None else checkpoint.quantization.formats.values()
     integers = load_formats("compiled")
     at_load = config.quantization.weights in integers or config.quantization.head in integers
-    return at_load or any(isinstance(one.on("triton"), Groups) for one in formats)
+    own = at_load or config.hardware.batch_invariant or config.quantization.weights == "fp8"
+    return own or any(isinstance(one.on("triton"), Groups | E4M3) for one in formats)
 
 
 def warm_steps(
@@ -64,7 +68,7 @@ def warm_steps(
                 if tokens > least:
                     yield _step(0, layout, Sampling(), _prompts(tokens, longest), source)
         if by_size:
-            for requests in _doubled(min(slots, config.scheduling.max_step_tokens // least, MOST_COLUMNS + 1)):
+            for requests in _doubled(min(slots, config.scheduling.max_step_tokens // least, MOST_SIZED + 1)):
                 yield _step(0, layout, Sampling(), (least,) * requests, source)
         if longest > least:
             yield _step(0, layout, Sampling(), (longest,), source)

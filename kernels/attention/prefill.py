@@ -7,7 +7,8 @@ position that its row reads.
 
 A program computes a block of tokens for one KV head with its whole group of query heads, over tiles of keys that begin
 at multiples of their size, in ascending order. A tile that a token does not see leaves its sums unchanged, so its
-result depends neither on the other rows nor on how a prompt is cut into chunks. Tiles that all tokens of the block see
+result depends neither on the other rows nor on how a prompt is cut into chunks, unless the schedule divides the keys of
+few blocks among several programs. A second launch adds up their sums. Tiles that all tokens of the block see
 are computed without a mask, in a separate loop.
 """
 
@@ -22,6 +23,7 @@ from kernels.attention.common import (
     LOG2_E,
     MIN_WIDTH,
     NO_WINDOW,
+    add_scaled,
     attend,
     biased,
     causal,
@@ -35,7 +37,6 @@ from kernels.attention.common import (
     key_counts,
     paged_inputs,
     paged_traffic,
-    row_of,
     slopes_of,
     soft_capped,
     softmax_weights,
@@ -43,6 +44,7 @@ from kernels.attention.common import (
     unpack_e4m3,
     with_biases,
 )
+from kernels.attention.prefill_schedule import PREFILL_SCHEDULE, max_items, max_splits
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
@@ -69,12 +71,14 @@ def _reference(
     slopes: Tensor | None = None,
     chunk: int | None = None,
     biases: Tensor | None = None,
+    schedule: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
     query_start: [rows + 1] int32; sinks, slopes: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's
     span, equal for none; key_starts: [rows] int32, the first position that a row reads, not after the position of its
-    first token, None: 0; biases: [heads, 2 · reach + 1] fp32, without slopes → out: [tokens, heads, dim]. Only rows of
+    first token, None: 0; biases: [heads, 2 · reach + 1] fp32, without slopes; schedule: from
+    `prefill_schedule` for these rows, None: without splits → out: [tokens, heads, dim]. Only rows of
     several tokens are written."""
     bt = pages.shape[3]
     starts = query_start.tolist()
@@ -198,7 +202,7 @@ def _tiles(
     return acc, acc_2, top, total
 
 
-@jit(varying=("layer", "rows", "table_row"))
+@jit(varying=("layer", "table_row"))
 def prefill_attention_kernel(
     q,
     pages,
@@ -207,13 +211,15 @@ def prefill_attention_kernel(
     query_start,
     lengths,
     key_starts,
+    schedule,
     sinks,
     slopes,
     biases,
     spans,
     out,
+    sums,
+    stats,
     layer,
-    rows,
     q_row,
     out_row,
     table_row,
@@ -238,19 +244,20 @@ def prefill_attention_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    DIVIDED: tl.constexpr,
 ):
-    """One program for each block of tokens and KV head. The last blocks of a step start first: they tend to see the
-    most keys."""
+    """One program for each item of the schedule and KV head."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK // GROUP
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    item = tl.program_id(0)
     kv_head = tl.program_id(1)
-    row = row_of(block, query_start, rows, BLOCK_Q)
+    if item >= tl.load(schedule):
+        return
+    entry = schedule + (1 + item) * 4
+    row = tl.load(entry)
+    first = tl.load(entry + 1)
     start = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - start
-    first = (block - start // BLOCK_Q - row) * BLOCK_Q
-    if (count < 2) | (first >= count):
-        return
     length = tl.load(lengths + row)
     line = table + tl.load(slot + row).to(tl.int64) * table_row
     member = tl.arange(0, BLOCK)
@@ -280,6 +287,13 @@ def prefill_attention_kernel(
     seen_from = (high - 1) // CHUNK * CHUNK if CHUNK else high - WINDOW
     full = tl.maximum(tl.cdiv(tl.maximum(seen_from, lowest), TILE) * TILE, begin)
     full_end = tl.maximum((low + 1) // TILE * TILE, full)
+    if DIVIDED:
+        splits = tl.load(entry + 3)
+        own = tl.cdiv(tl.cdiv(end - begin, TILE), splits) * TILE
+        begin = begin + tl.load(entry + 2) * own
+        end = tl.minimum(begin + own, end)
+        full = tl.minimum(tl.maximum(full, begin), tl.maximum(end, begin))
+        full_end = tl.minimum(tl.maximum(full_end, begin), tl.maximum(end, begin))
 
     heads = kv_head * GROUP + member % GROUP
     slope = tl.load(slopes + heads) if ALIBI else 0.0
@@ -347,12 +361,86 @@ def prefill_attention_kernel(
                 WIDE,
                 TILE,
             )
+    if DIVIDED:  # noqa: SIM102  a kernel evaluates both sides of `and`
+        if splits > 1:
+            # [item, KV head]: sums [BLOCK, DIM], maximum and weights [BLOCK]. The reduction reads them.
+            unit = (item * KV_HEADS + kv_head).to(tl.int64)
+            place = sums + unit * (BLOCK * DIM) + member[:, None] * DIM + dim[None, :]
+            tl.store(place, acc, mask)
+            if PAIRS:
+                tl.store(place + 1, acc_2, mask)
+            tl.store(stats + unit * (2 * BLOCK) + member, top)
+            tl.store(stats + unit * (2 * BLOCK) + BLOCK + member, total)
+            return
     sink = tl.load(sinks + heads) if SINKS else 0.0
     factor = final_factor(top, total, sink, v_scale, SINKS)[:, None]
     at_out = out + at_token * out_row + spot
     tl.store(at_out, (acc * factor).to(out.dtype.element_ty), mask)
     if PAIRS:
         tl.store(at_out + 1, (acc_2 * factor).to(out.dtype.element_ty), mask)
+
+
+@jit
+def prefill_reduce_kernel(
+    query_start,
+    schedule,
+    sinks,
+    out,
+    sums,
+    stats,
+    out_row,
+    v_scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    SINKS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Add up the splits of each block in order. One program for PART members of an item that is a block's first
+    split."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    BLOCK_Q: tl.constexpr = BLOCK // GROUP
+    item = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    entry = schedule + (1 + item) * 4
+    splits = tl.load(entry + 3)
+    if (item >= tl.load(schedule)) | (splits < 2) | (tl.load(entry + 2) > 0):
+        return
+    row = tl.load(entry)
+    first = tl.load(entry + 1)
+    start = tl.load(query_start + row)
+    count = tl.load(query_start + row + 1) - start
+    member = tl.program_id(2) * PART + tl.arange(0, PART)
+    token = first + member // GROUP
+    live = (member < BLOCK_Q * GROUP) & (token < count)
+    dim = tl.arange(0, WIDE)
+    mask = live[:, None] & (dim < DIM)[None, :]
+    acc = tl.zeros([PART, WIDE], tl.float32)
+    top = tl.full([PART], -1.0e30, tl.float32)
+    total = tl.zeros([PART], tl.float32)
+    for split in range(0, splits):
+        unit = ((item - split) * KV_HEADS + kv_head).to(tl.int64)  # later splits come before in the schedule
+        part = tl.load(sums + unit * (BLOCK * DIM) + member[:, None] * DIM + dim[None, :], mask, 0.0)
+        part_top = tl.load(stats + unit * (2 * BLOCK) + member)
+        best = tl.maximum(top, part_top)
+        keep = tl.exp2(top - best)
+        add = tl.exp2(part_top - best)
+        acc = add_scaled(acc, keep, part, add)
+        total = tl.fma(total, keep, tl.load(stats + unit * (2 * BLOCK) + BLOCK + member) * add)
+        top = best
+    heads = kv_head * GROUP + member % GROUP
+    sink = tl.load(sinks + heads) if SINKS else 0.0
+    factor = final_factor(top, total, sink, v_scale, SINKS)[:, None]
+    place = out + (start + token).to(tl.int64)[:, None] * out_row + heads[:, None] * DIM + dim[None, :]
+    tl.store(place, (acc * factor).to(out.dtype.element_ty), mask)
+
+
+def tokens_of_block(q: Tensor, pages: Tensor, window: int | None) -> int:
+    """Return the tokens of a block, for the schedule. q: [tokens, heads, dim]."""
+    block: int = _settings(q, pages, window)["block"]
+    return block // (q.shape[1] // pages.shape[4])
 
 
 def _settings(q: Tensor, pages: Tensor, window: int | None) -> dict[str, Any]:
@@ -367,7 +455,8 @@ def _settings(q: Tensor, pages: Tensor, window: int | None) -> dict[str, Any]:
     elif not roomy and dim > 128:
         default = {"block": 64, "tile": 32, "warps": 4, "stages": 2}
     elif dim == 128 and window is None and roomy:
-        default = {"block": 128, "tile": 128, "warps": 8, "stages": 2}
+        # With two stages, Hopper's pipeline would wait for the loads of each tile.
+        default = {"block": 128, "tile": 128, "warps": 8, "stages": 3}
     else:
         default = {"block": 128, "tile": 32 if dim > 128 else 64, "warps": 8, "stages": 3 if roomy else 2}
     group = q.shape[1] // pages.shape[4]
@@ -394,6 +483,7 @@ def _triton(
     slopes: Tensor | None = None,
     chunk: int | None = None,
     biases: Tensor | None = None,
+    schedule: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale, chunk)
     check_pages(q, pages)
@@ -402,10 +492,19 @@ def _triton(
     rows = lengths.shape[0]
     pairs = pages.dtype.itemsize == 1
     chosen = _settings(q, pages, window)
-    blocks = tokens // (chosen["block"] // (heads // kv_heads)) + rows
+    block = chosen["block"]
+    programs = 0  # of the schedule, if it divides keys
+    if schedule is None:
+        schedule = PREFILL_SCHEDULE(query_start, lengths, tokens, block // (heads // kv_heads), 0)
+    else:
+        programs = len(schedule) - 1 - max_items(tokens, rows, block // (heads // kv_heads), 0)
+    splits = max_splits(programs)
+    sums = torch.empty((splits, kv_heads, block, dim), dtype=torch.float32, device=q.device)
+    stats = torch.empty((splits, kv_heads, 2, block), dtype=torch.float32, device=q.device)
+    grid = len(schedule) - 1 if rows else 0
     launch(
         prefill_attention_kernel,
-        (blocks if rows else 0, kv_heads),
+        (grid, kv_heads),
         q,
         pages.view(torch.int16) if pairs else pages,
         table,
@@ -413,13 +512,15 @@ def _triton(
         query_start,
         lengths,
         lengths if key_starts is None else key_starts,
+        schedule,
         lengths if sinks is None else sinks,
         lengths if slopes is None else slopes,
         lengths if biases is None else biases,
         lengths if spans is None else spans,
         out,
+        sums,
+        stats,
         layer,
-        rows,
         check_heads(q, "q"),
         check_heads(out, "out"),
         table.stride(0),
@@ -442,11 +543,33 @@ def _triton(
         PAIRS=pairs,
         TYPE=compute_type(q, pages),
         WIDE=max(MIN_WIDTH, power_of_2(dim) // (2 if pairs else 1)),
-        BLOCK=chosen["block"],
+        BLOCK=block,
         TILE=chosen["tile"],
+        DIVIDED=programs > 0,
         warps=chosen["warps"],
         stages=chosen["stages"],
     )
+    if programs:
+        part = max(1, min(block, 2048 // power_of_2(dim)))
+        launch(
+            prefill_reduce_kernel,
+            (min(splits, grid), kv_heads, block // part),
+            query_start,
+            schedule,
+            lengths if sinks is None else sinks,
+            out,
+            sums,
+            stats,
+            check_heads(out, "out"),
+            v_scale,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            DIM=dim,
+            SINKS=sinks is not None,
+            WIDE=power_of_2(dim),
+            BLOCK=block,
+            PART=part,
+        )
     return (out,)
 
 
@@ -467,8 +590,10 @@ def _inputs(
     alibi: bool = False,
     chunk: int | None = None,
     reach: int = 0,
+    programs: int = 0,
 ) -> tuple:
-    """spans: row, begin and end of each. key_starts: first position of each row; empty: all 0."""
+    """spans: row, begin and end of each. key_starts: first position of each row; empty: all 0. programs: among which
+    the keys of the step's blocks are divided."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, *((None, None) if spans else (window, chunk))
     )
@@ -477,6 +602,10 @@ def _inputs(
         first = sum(count for count, _ in rows[:row]) - (rows[row][1] - rows[row][0])
         inside[first + begin : first + end] = [[begin, end]] * (end - begin)
     scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
+    schedule = None
+    if programs:
+        schedule_of = PREFILL_SCHEDULE if make.meta else PREFILL_SCHEDULE.reference
+        schedule = schedule_of(query_start, lengths, q.shape[0], tokens_of_block(q, pages, window), programs)
     return (
         *(q, pages, layers - 1, table, slot, query_start, lengths, out, dim**-0.5, window, softcap),
         *(make.normal(heads, dtype=torch.float32) if sinks else None, make.tensor(inside) if spans else None, *scales),
@@ -484,18 +613,28 @@ def _inputs(
         slopes_of(make, heads) if alibi else None,
         chunk,
         make.normal(heads, 2 * reach + 1, dtype=torch.float32) if reach else None,
+        schedule,
     )
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     q, pages, layer, table, slot, query_start, lengths, out, scale, window, softcap, sinks, spans, *rest = args
-    *scales, key_starts, slopes, chunk, biases = rest
+    *scales, key_starts, slopes, chunk, biases, schedule = rest
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
     own_spans = None if spans is None else spans[tokens]
     begin = None if key_starts is None else key_starts[row : row + 1]
     own = (q[tokens], pages, layer, table, slot[row : row + 1], start, length, out[tokens], scale, window, softcap)
-    return (*own, sinks, own_spans, *scales, begin, slopes, chunk, biases), lambda outputs: (outputs[0][tokens],)
+    if schedule is not None:
+        items = schedule[1 : 1 + int(schedule[0, 0])]
+        items = items[items[:, 0] == row].clone()
+        items[:, 0] = 0
+        block = tokens_of_block(q, pages, window)
+        programs = len(schedule) - 1 - max_items(len(q), len(lengths), block, 0)
+        schedule = schedule.new_zeros(1 + max_items(tokens.stop - tokens.start, 1, block, programs), 4)
+        schedule[0, 0], schedule[1 : 1 + len(items)] = len(items), items
+    more = begin, slopes, chunk, biases, schedule
+    return (*own, sinks, own_spans, *scales, *more), lambda outputs: (outputs[0][tokens],)
 
 
 def num_scores(query_start: Tensor, lengths: Tensor, window: int | None, chunk: int | None = None) -> int:
@@ -515,21 +654,21 @@ def num_scores(query_start: Tensor, lengths: Tensor, window: int | None, chunk: 
 
 
 def _flops(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, key_starts, _, chunk, _ = rest
+    query_start, lengths, _, _, window, *_, key_starts, _, chunk, _, _ = rest
     if lengths.is_meta:
         return 2 * q[:, :, 0].numel() * q.shape[0] * q.shape[2]
     return 4 * q.shape[1] * q.shape[2] * num_scores(query_start, key_counts(lengths, key_starts), window, chunk)
 
 
 def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, key_starts, _, chunk, _ = rest
+    query_start, lengths, _, _, window, *_, key_starts, _, chunk, _, _ = rest
     return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=False, chunk=chunk)
 
 
 def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> Tensor:
     """Compute with torch's attention over dense keys. The queries serve as keys, because only the time matters. Raise
     ValueError for rows of different sizes and for options that torch lacks."""
-    query_start, lengths, out, scale, window, softcap, sinks, spans, _, _, *added = rest
+    query_start, lengths, out, scale, window, softcap, sinks, spans, _, _, *added, _ = rest
     rows, kv_heads = lengths.shape[0], pages.shape[4]
     count, length = q.shape[0] // rows, int(lengths[0])
     alike = bool((lengths == length).all()) and bool((query_start.diff() == count).all())
@@ -602,9 +741,14 @@ PREFILL_ATTENTION = Op(
         Case("chunk-tiles", SMALL | {"rows": ((70, 300), (9, 700)), "chunk": 256, "block_tokens": 13}),
         Case("chunk-fp8", SMALL | {"rows": ((50, 90), (4, 4)), "dim": 96, "fp8": True, "chunk": 20}),
         Case("empty", SMALL | {"rows": ()}),
+        Case("split", SMALL | {"rows": ((9, 1100), (1, 30), (3, 700)), "programs": 9}),
+        Case("split-window", SMALL | {"rows": ((5, 1100), (3, 5)), "window": 600, "sinks": True, "programs": 7}),
+        Case("split-fp8", SMALL | {"rows": ((20, 1290),), "dim": 96, "fp8": True, "softcap": 3.0, "programs": 5}),
         Case("8192", LLAMA | {"rows": ((8192, 8192),)}, bench=True),
         Case("4x2048", LLAMA | {"rows": ((2048, 2048),) * 4}, bench=True),
         Case("2048-of-32768", LLAMA | {"rows": ((2048, 32768),)}, bench=True),
+        Case("50-of-20050", LLAMA | {"rows": ((50, 20050),), "programs": 33}, bench=True),
+        Case("50-of-20050-fp8", LLAMA | {"rows": ((50, 20050),), "programs": 33, "fp8": True}, bench=True),
         Case("2048-of-32768-fp8", LLAMA | {"rows": ((2048, 32768),), "fp8": True}, bench=True),
         Case("8192-gpt-oss", LLAMA | {"rows": ((8192, 8192),), "heads": 64, "dim": 64, "sinks": True}, bench=True),
         Case(
@@ -656,6 +800,7 @@ PREFILL_ATTENTION = Op(
         "biases-fp8",
         "key-starts-spans",
         "key-starts-fp8",
+        "split-fp8",
     ),
     native_layout=bodies.native_layout,
     single_row=_single_row,

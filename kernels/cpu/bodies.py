@@ -398,8 +398,9 @@ def prefill_attention(
     slopes: Tensor | None = None,
     chunk: int | None = None,
     biases: Tensor | None = None,
+    schedule: Tensor | None = None,
 ) -> tuple[Tensor]:
-    """See kernels/attention/prefill.py."""
+    """See kernels/attention/prefill.py. `schedule` is not used: the threads divide the rows themselves."""
     if spans is not None:
         raise NotImplementedError("compiled attention does not support spans")
     step = slot, query_start, lengths, out

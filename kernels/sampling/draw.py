@@ -44,7 +44,17 @@ def _collect(
 
 @jit
 def _noisy_best(
-    logits, t, threshold, reached, low, high, tile, VOCAB: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr
+    logits,
+    t,
+    threshold,
+    reached,
+    low,
+    high,
+    tile,
+    first_token,
+    VOCAB: tl.constexpr,
+    TILE: tl.constexpr,
+    STRIP: tl.constexpr,
 ):
     """Return key and id of the best token of a tile whose s is at or above the threshold, if it is the best of the row
     so far (`reached`). The noise of a token takes two logarithms, which cost several times as much as reading its
@@ -59,7 +69,7 @@ def _noisy_best(
         score = key_value(best)
         goal = (score - 0.001 - 1e-6 * tl.abs(score)) * t  # less than any rounding on the way
         if tl.max(((x < goal - 22.25 * t) == 0).to(tl.int32), 0) > 0:  # NaN too
-            bits = noise_bits(token, low, high)
+            bits = noise_bits(token + first_token, low, high)
             needed = tl.exp2(tl.minimum((x - goal) * (1.4426950408889634 / t), 31.0) + 31.0)
             if tl.max(((bits.to(tl.float32) > needed) == 0).to(tl.int32), 0) > 0:
                 s = scaled(x, t)
@@ -71,7 +81,7 @@ def _noisy_best(
     return tl.where(where == 0x7FFFFFFF, -0x80000000, best), where
 
 
-@jit
+@jit(varying=("first_token",))
 def draw_kernel(
     logits,
     slot,
@@ -102,6 +112,7 @@ def draw_kernel(
     reached,
     best,
     first,
+    first_token,
     logits_row,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
@@ -166,6 +177,8 @@ def draw_kernel(
             best_key, best_token = best_of(x, token)
         else:
             key, other = noise_key(tl.load(seed_low + line), tl.load(seed_high + line), tl.load(lengths + row))
-            best_key, best_token = _noisy_best(own, t, end, reached + row, key, other, tile, VOCAB, TILE, STRIP)
+            best_key, best_token = _noisy_best(
+                own, t, end, reached + row, key, other, tile, first_token, VOCAB, TILE, STRIP
+            )
     tl.store(best + row * TILES + tile, best_key)
     tl.store(first + row * TILES + tile, best_token)

@@ -33,6 +33,11 @@ def best_of(score, token):
     return best, tl.min(tl.where(key == best, token, 0x7FFFFFFF), 0)
 
 
+def key_value_of(key: Tensor) -> Tensor:
+    """Convert int32 keys to fp32 with torch."""
+    return (key ^ ((key >> 31) & NAN_KEY)).view(torch.float32)
+
+
 def keys(x: Tensor) -> Tensor:
     """Compute keys with torch."""
     bits = torch.where(x == 0, 0, x.view(torch.int32))

@@ -153,15 +153,17 @@ def finish_kernel(
 
 
 def sample(
-    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, truncated: bool
+    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, truncated: bool, first_token: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """logits: [rows, vocab] of any float type, rows need not be contiguous; slot, lengths: [rows] int32, the line of
     each row's parameters and its number of known tokens, which is the position of the new token; truncated: whether any
-    row may have min_p, top_k or top_p. → by row: ids int32, scores fp32, kept int32 (number of possible tokens, all of
+    row may have min_p, top_k or top_p; first_token: token of the first column, which its noise depends on; ids
+    count from the first column. → by row: ids int32, scores fp32, kept int32 (number of possible tokens, all of
     a row without cuts), floor fp32 and last int32: tokens are kept if their logit / temperature is above the floor, or
     equal to it and their id is at most `last`. Score NaN: the row's logits are not finite; -inf: no token is possible
     (see `scores`)."""
     rows, vocab = logits.shape
+    assert not (truncated and first_token), "truncation needs the whole vocabulary"
     tiles, device = -(-vocab // TILE), logits.device
 
     def fresh(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -190,7 +192,7 @@ def sample(
         *parameters,
         *found,
         *sums,
-        *(values, tokens, threshold, above, reached, best, first, row_stride(logits, "logits")),
+        *(values, tokens, threshold, above, reached, best, first, first_token, row_stride(logits, "logits")),
         TILE=TILE,
         PARTS=parts,
         PARTS_UP=power_of_2(parts),

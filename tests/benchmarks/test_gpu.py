@@ -7,15 +7,27 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_peer
 from benchmarks.gpu_engine import KINDS, Bench, job, run, settings
 from benchmarks.gpu_goals import GOALS, Goal
-from benchmarks.gpu_parts import CPU_PLAN, Plan, Suite, cuda_plan, groups_of, missing_requirement, read_tests
+from benchmarks.gpu_parts import (
+    COMMAND_S,
+    COMMANDS,
+    CPU_PLAN,
+    Plan,
+    Suite,
+    cuda_plan,
+    groups_of,
+    limit_s,
+    missing_requirement,
+    read_tests,
+)
 from benchmarks.gpu_run import Costs, Step, decoding, pooled_flops, profiled
 from benchmarks.shapes import SHAPES
 from benchmarks.workload import chat, same, texts, uniform
@@ -254,9 +266,16 @@ def row(op, case="some", us=10.0, moved=1 << 30, of_copy=0.5, flops=0, of_matmul
 def test_goals_are_found_in_the_results():
     jobs = {
         "decode:1:512": {"of_roof": 0.4},
-        "prefill:2048": {"tokens_per_s": 44_000.0},
+        "decode:32:512": {"tokens_per_s": 2_100.0},
+        "prefill:2048": {"of_matmul": 0.75, "ms": 40.0},
         "chat:200": {"new_tokens_per_s": 1.0},
-        "chat:1000": {"new_tokens_per_s": 14_000.0},
+        "chat:1000": {"new_tokens_per_s": 11_000.0},
+    }
+    theirs = {
+        "decode:32:512": {"tokens_per_s": 2_000.0},
+        "prefill:2048": {"ms": 50.0},
+        "chat:200": {"new_tokens_per_s": 9.0},
+        "chat:1000": {"new_tokens_per_s": 10_000.0},
     }
     bench = [
         row("decode_attention", of_copy=0.9),
@@ -268,7 +287,7 @@ def test_goals_are_found_in_the_results():
         row("rms_norm", us=2.0, moved=1000),
         row("qk_norm_rope_kv", us=4.0, moved=1000),
         row("activation", of_copy=0.85),
-        row("sample", case="top_p-256x151936", us=300.0),
+        row("sample", case="top_p-256x151936", of_copy=0.2),
         row("sample", case="top_p-1x151936", us=999.0),
         {**row("rms_norm"), "time": None},
     ]
@@ -276,10 +295,11 @@ def test_goals_are_found_in_the_results():
         "engines": {
             "llama-3.1-8b": {"jobs": jobs},
             "qwen3-30b-a3b": {"jobs": {"decode:32:512": {"of_roof": 0.35}}},
-            "bert-large": {"jobs": {"embed:256:512": {"tokens_per_s": 500_000.0}}},
+            "bert-large": {"jobs": {"embed:256:512": {"of_matmul": 0.66}}},
             "qwen3-0.6b": {"jobs": {"uniform:256": {"error": "x"}, "profile:256:512": {"gap_us": 600.0}}},
         },
-        "again": {"start_s": {"all": 5.0}},
+        "again": {"start_s": {"engine": 3.0}},
+        "vllm": {"llama-3.1-8b": {"jobs": theirs, "start_s": {"engine": 20.0}}},
         "bench": {"rows": bench},
     }
     found = {goal.name: goal.line(results)[2:] for goal in GOALS}
@@ -287,21 +307,25 @@ def test_goals_are_found_in_the_results():
         "Llama-3.1-8B, decode of 1 row: share of the roofline": ("40%", "50%"),
         "Llama-3.1-8B, decode of 32 rows: share of the roofline": ("–", ""),
         "Llama-3.1-8B in fp8, decode of 1 row: share of the roofline": ("–", ""),
-        "Llama-3.1-8B, prefill of 2,048 tokens": ("44,000 tokens/s", "110%"),
-        "Llama-3.1-8B, chat mix, new tokens": ("14,000 tokens/s", "100%"),
-        "Qwen3-0.6B, uniform mix, new tokens": ("–", ""),
-        "BERT-large, prompts of 512 tokens": ("500,000 tokens/s", "125%"),
+        "Llama-3.1-8B, prefill of 2,048 tokens: share of the matmul rate": ("75%", "100%"),
+        "Llama-3.1-8B, decode of 1 row: rate to vLLM's": ("–", ""),
+        "Llama-3.1-8B, decode of 32 rows: rate to vLLM's": ("1.05 x", "100%"),
+        "Llama-3.1-8B, decode of 256 rows: rate to vLLM's": ("–", ""),
+        "Llama-3.1-8B, chat mix: new tokens per second to vLLM's": ("1.1 x", "100%"),
+        "Qwen3-0.6B, uniform mix: new tokens per second to vLLM's": ("–", ""),
+        "Llama-3.1-8B, prompt of 2,048 tokens: time to first token to vLLM's": ("0.8 x", "112%"),
+        "Llama-3.1-8B, start of the engine, kernels cached: time to vLLM's": ("0.15 x", "200%"),
+        "BERT-large, prompts of 512 tokens: share of the matmul rate": ("66%", "200%"),
         "Qwen3-0.6B, 256 rows: device idle time": ("600 us a step", "50%"),
         "Qwen3-30B-A3B, decode of 1 row: share of the roofline": ("–", ""),
         "Qwen3-30B-A3B, decode of 32 rows: share of the roofline": ("35%", "50%"),
-        "Llama-3.1-8B, process start to first token, kernels cached": ("5 s", "200%"),
         "decode attention, large cases: least share of the copy rate": ("42%", "50%"),
         "attention of spans: best share of the matmul rate": ("30%", "50%"),
         "decode attention, 8-bit pages: times as fast as bf16": ("1.7 x", "100%"),
         "attention of spans, 8,192 tokens: times as fast as torch's": ("0.5 x", "50%"),
         "norms, heads, activation, large cases: least share of the copy rate": ("85%", "100%"),
         "norms, heads, activation, small cases: median": ("3 us", "100%"),
-        "sampling 256 rows of 151,936 logits, top_p 0.95": ("300 us", "50%"),
+        "sampling 256 rows of 151,936 logits, top_p 0.95: share of the copy rate": ("20%", "50%"),
     }
     assert all(goal.line({})[2:] == ("–", "") for goal in GOALS)
 
@@ -320,6 +344,20 @@ def test_the_page_of_kernels_has_the_goals():
 def suite(tmp_path):
     (tmp_path / "logs").mkdir()
     return Suite(tmp_path, CPU_PLAN, time.monotonic() + 60)
+
+
+def test_peer_does_the_jobs_that_goals_compare():
+    plan = cuda_plan(False)
+    for shape in filter(plan.mixes, plan.engines):
+        assert {job.split(":")[0] for job in plan.compared(shape)} <= set(gpu_peer.JOBS)
+    assert {"decode:256:512", "prefill:2048", "chat:1000"} <= set(plan.compared("llama-3.1-8b"))
+
+
+def test_a_peers_decode_step_is_the_difference_of_two_replies(monkeypatch):
+    seconds = {gpu_peer.SHORT: 1.0, gpu_peer.SHORT + gpu_peer.STEPS: 1.0 + 0.01 * gpu_peer.STEPS}
+    monkeypatch.setattr(gpu_peer, "serve", lambda llm, requests: seconds[requests[0].tokens])
+    found = gpu_peer.decode(None, 100, "decode", 32, 16)
+    assert found["tokens_per_s"] == pytest.approx(3200)
 
 
 def test_failed_part_does_not_affect_others(suite):
@@ -424,15 +462,39 @@ def test_without_a_gpu_the_interpreter_runs_the_tests(tmp_path, capsys, monkeypa
     assert called[0][-1].endswith("tests/kernels/test_ops.py") and not (tmp_path / "out").exists()
 
 
-def test_parts_without_their_packages_are_left_out(suite):
+def test_parts_without_their_packages_are_left_out(suite, capsys):
     def names(*absent):
         return [name for name, _ in gpu.parts(suite, absent, None)]
 
     assert names() == ["limits", "compile", "tests", "engine small", "bench", "engine bert-small", "again"]
+    capsys.readouterr()
     assert names("msgspec") == ["limits", "compile", "tests", "bench"]
-    assert names("triton") == ["limits", "engine small", "engine bert-small", "again"]
-    assert names("pytest") == ["limits", "compile", "engine small", "bench", "engine bert-small", "again"]
+    assert "engine small: skipped: install msgspec\n" in capsys.readouterr().out
+    assert names("triton") == ["limits"]
+    assert names("hypothesis") == ["limits", "compile", "engine small", "bench", "engine bert-small", "again"]
+    assert names("tokenizers") == ["limits", "compile", "tests", "bench"]
     assert [name for name, _ in gpu.parts(suite, (), "vllm")][-1] == "vllm small"
+
+
+def test_every_command_ends_within_its_minutes_and_together_they_run_every_part(suite):
+    for names in COMMANDS.values():
+        assert sum(map(limit_s, names)) <= COMMAND_S
+    on_gpu = replace(suite, plan=cuda_plan(False))
+    parts = {name for name, _ in gpu.parts(on_gpu, (), "vllm")}
+    left = parts - {name for names in COMMANDS.values() for name in names}
+    assert {name for names in COMMANDS.values() for name in names} <= parts
+    assert left == {"vllm qwen3-0.6b"}, "whose mix is less important than the time it takes"
+
+
+def test_results_of_several_commands_are_merged(suite):
+    suite.results |= {"limits": {"copy": 5.0}, "parts": {"limits": {"code": 0}}}
+    suite.save()
+    later = Suite(suite.out, CPU_PLAN, 0.0)
+    later.merge()
+    later.results["parts"]["bench"] = {"code": 0}
+    later.save()
+    found = json.loads((suite.out / "results.json").read_text())
+    assert found["limits"] == {"copy": 5.0} and set(found["parts"]) == {"limits", "bench"}
 
 
 @pytest.mark.slow
@@ -457,7 +519,7 @@ def test_the_whole_suite_runs_on_a_cpu_with_only_the_packages_it_needs(tmp_path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     first = done.stdout.splitlines()[0]
-    assert first.startswith("missing, required: none;") and "llguidance" in first and "pydantic" in first
+    assert first.startswith("missing: ") and "llguidance" in first and "pydantic" in first
     results = json.loads((out / "results.json").read_text())
     assert all(part["code"] == 0 for part in results["parts"].values())
     assert results["limits"]["copy"] > 0 and results["tests"]["total"]["passed"] > 10

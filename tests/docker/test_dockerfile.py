@@ -1,5 +1,6 @@
 import json
 import re
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,18 @@ def test_kernels_are_compiled_where_the_image_has_them_and_the_entry_point_looks
     assert f"COPY --from=build {cache} {cache}\n" in text
     assert cache == f"{Path(entry).parent}/compiled"
     assert "compiled=${0%/*}/compiled\n" in (ROOT / "entrypoint.sh").read_text()
+
+
+def test_kernels_are_compiled_by_default_if_torch_requires_triton():
+    text = (ROOT / "Dockerfile").read_text()
+    start = text.index('    if [ "$KERNELS" = auto ]')
+    script = text[start : text.index("fi && \\\n", start)].replace("\\\n", "\n") + 'fi; echo "$KERNELS"'
+    assert "ARG KERNELS=auto\n" in text
+    for python, wanted in (("true", "sm_90 sm_100"), ("false", "none")):
+        own = script.replace("/opt/slipway/venv/bin/python", python)
+        for given, found in (("auto", wanted), ("sm_80", "sm_80"), ("none", "none")):
+            done = subprocess.run(["sh", "-c", own], env={"KERNELS": given}, capture_output=True, text=True, check=True)
+            assert done.stdout.strip() == found
 
 
 def test_shapes_whose_kernels_are_compiled_exist():

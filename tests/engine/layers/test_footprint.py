@@ -170,7 +170,7 @@ def test_fp8_of_each_rank_too(tmp_path, kind, architecture):
 
 @pytest.mark.parametrize("kind", ["blocks", "channel-dynamic"])
 def test_experts_in_fp8_too(tmp_path, kind):
-    """With fused kernels they are restored, and all else stays in fp8."""
+    """With fused kernels they stay in fp8, as all else."""
     checkpoint = read_checkpoint(write_experts(tmp_path, kind).path)
     compare(checkpoint, "triton", dtype="float16")
     compare(checkpoint, "torch")

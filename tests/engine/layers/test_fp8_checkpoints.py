@@ -4,6 +4,7 @@ With torch, weights are dequantized and results equal transformers. Triton kerne
 close to transformers with activations rounded as the checkpoint specifies."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from engine.lowering.program import ExpertLinear
 from engine.models.checkpoint import read_checkpoint
 from engine.models.ranks import tensor_problem
 from kernels.cpu.library import best
-from kernels.fp8 import ALIGNED, Fp8Products, Fp8Weight, products_of
+from kernels.fp8 import ALIGNED, Fp8Experts, Fp8Products, Fp8Weight, products_of
 from kernels.fp8_matmul import library_product
 from kernels.jit import installed
 from tests.engine.fp8_writers import E4M3, FP8_KINDS, write_experts
@@ -157,17 +158,32 @@ def test_widened_weights_give_the_logits_of_restored_ones(kind, written, driver,
 
 
 @needs_triton
-@pytest.mark.parametrize("kind", thinned(["blocks", "channel-dynamic"], ["channel-dynamic"]))
-def test_experts_are_restored_beside_what_stays_in_fp8(kind, tmp_path, driver, ids):
+@pytest.mark.parametrize("kind", ["blocks", "channel-dynamic"])
+def test_experts_stay_in_fp8(kind, tmp_path, driver, ids):
     made, prompt = write_experts(tmp_path, kind), ids(9, 4)
     engine = driver(made.path, kernels="triton", fp8=WIDENED)
     torch.testing.assert_close(engine.run(prompt, 4), made.logits(prompt), atol=1e-4, rtol=0)
     matrices = [op.matrices for op in engine.model.program.ops if isinstance(op, ExpertLinear)]
     assert matrices and isinstance(engine.model.weights.by_name[QKV].weight, Fp8Weight)
     experts = [engine.model.weights.matrix(matrix) for of in matrices for matrix in of]
-    assert all(expert.weight.dtype == torch.float32 for expert in experts)
+    assert all(isinstance(expert.weight, Fp8Weight) for expert in experts)
+    stacks = engine.model.weights.stacks.values()
+    assert all(stack.whole is None and stack.fp8.values.dtype == E4M3 for stack in stacks)
     got, plain = driver(made.path, kernels="triton").run(prompt, 4), made.logits(prompt)
     assert 0 < (got - plain).norm() / plain.norm() < 0.1
+
+
+def test_static_scale_of_experts_is_the_largest():
+    def matrix(static):
+        weight = torch.randn(24, 32).to(E4M3)
+        return Fp8Weight(weight, torch.rand(24, 1), static_scale=torch.tensor([static]))
+
+    given = [matrix(static) for static in (0.5, 2.0, 1.0)]
+    experts = Fp8Experts.empty(3, given[0])
+    placed = [experts.put(number, one) for number, one in enumerate(given)]
+    assert [one.static_scale.item() for one in placed] == [0.5, 2.0, 1.0] and experts.static_scale.item() == 2.0
+    assert all(torch.equal(one.restored(), wanted.restored()) for one, wanted in zip(placed, given, strict=True))
+    assert experts.put(0, replace(given[0], static_scale=None)) is None, "stored differently"
 
 
 @needs_triton

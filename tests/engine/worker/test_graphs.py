@@ -1,15 +1,15 @@
-"""Tests of captured decode steps: choice of the graph size, memory budget, output buffers."""
+"""Tests of captured steps: choice of the graph size, memory budget, output buffers."""
 
 import pytest
 import torch
 import transformers
 
 from appliance.planning.workspace import graphs as planned_graphs
-from engine.api.config import graph_ladder
+from engine.api.config import graph_ladder, mixed_graph_ladder
+from engine.api.messages import Sampling
 from engine.arguments import engine_config
+from engine.core.plan import NewRow, Row, StepPlan
 from engine.layers.model import make_pages
-from engine.models.checkpoint import read_checkpoint
-from engine.worker.device import DeviceRunner
 from engine.worker.graphs import Graphs, recorder_of
 from engine.worker.precompile import parts_on
 from kernels.fp8 import products_of
@@ -110,6 +110,7 @@ def steps_of(pool, *, shared):
 
 
 LADDER = graph_ladder(256)
+interpreter = pytest.mark.skipif(not interpreted(), reason="kernels are compiled here, or Triton is not installed")
 
 
 def test_all_sizes_fit_the_memory_of_the_largest():
@@ -148,33 +149,89 @@ def test_a_step_that_would_be_mostly_padding_is_launched():
     ]  # fmt: skip
 
 
-@pytest.mark.skipif(not interpreted(), reason="kernels are compiled here, or Triton is not installed")
-def test_captured_steps_leave_their_outputs_in_shared_buffers_of_the_planned_size(tmp_path):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "max_position_embeddings": 40}
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("graphs")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "max_position_embeddings": 64}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    llama = transformers.LlamaConfig(vocab_size=500, architectures=["LlamaForCausalLM"], **sizes, **heads)
-    llama.save_pretrained(tmp_path)
-    config = engine_config(
-        model=str(tmp_path), kv_bytes=1 << 20, max_context=40, max_step_tokens=8, max_running=8, block_tokens=16,
+    transformers.LlamaConfig(vocab_size=500, architectures=["LlamaForCausalLM"], **sizes, **heads).save_pretrained(path)
+    return engine_config(
+        model=str(path), kv_bytes=1 << 20, max_context=64, max_step_tokens=32, max_running=8, block_tokens=16,
         kernels="triton", invariant=True, load="random",
     )  # fmt: skip
-    parts, _ = parts_on(CPU, config, products_of(None, invariant=True))
-    pages = make_pages(parts.layout, 1, torch.float32, CPU)
-    runner = DeviceRunner(
-        parts.model, parts.layout, pages, parts.table, parts.device_table, (1, 4, 8), recorder=Pool()
-    )  # fmt: skip
+
+
+def runner_of(config, sizes=(), mixed=(), pages=12):
+    parts, model = parts_on(CPU, config, products_of(None, invariant=True))
+    made = parts.runner(make_pages(parts.layout, pages, torch.float32, CPU), sizes, mixed, lambda device: Pool())
+    return made, model
+
+
+@interpreter
+def test_captured_steps_leave_their_outputs_in_shared_buffers_of_the_planned_size(config):
+    runner, model = runner_of(config, (1, 4, 8), (4, 16))
     taken = runner.capture(2**30)
     # Rows without a token have undefined outputs, so every row gets one.
     runner._upload.slot[:8] = torch.arange(8, dtype=torch.int32)
     runner._upload.query_start[:9] = torch.arange(9, dtype=torch.int32)
     with torch.inference_mode():
-        outputs = {size: runner._decode(size) for size in (8, 4, 1)}
-    for name in ("hidden", "logits", "lengths", "bad"):
-        assert len({getattr(one, name).untyped_storage().data_ptr() for one in outputs.values()}) == 1, name
-        assert [len(getattr(one, name)) for one in outputs.values()] == [8, 4, 1]
-    assert outputs[8].logits.isfinite().all() and outputs[8].logits.any()
-    planned = planned_graphs(read_checkpoint(tmp_path, weights=False).model, sizes=(1, 4, 8), element_bytes=4)
-    assert 8 * (500 * 4 + 32 * 4) < taken <= sum(step.value for step in planned)
+        decode = {size: runner._decode_graphs._run(size) for size in (8, 4, 1)}
+        mixed = {size: runner._mixed_graphs._run(size) for size in (16, 4)}
+    for name in ("hidden", "logits", "lengths", "bad", "drawn"):
+        for outputs in (decode, mixed):
+            parts = [getattr(one, name) for one in outputs.values() if getattr(one, name) is not None]
+            assert len({part.untyped_storage().data_ptr() for part in parts}) <= 1, name
+    assert [len(one.logits) for one in decode.values()] == [8, 4, 1]
+    assert [len(one.hidden) for one in mixed.values()] == [16, 4]
+    assert decode[8].logits.isfinite().all() and decode[8].logits.any()
+    planned = planned_graphs(model, sizes=(1, 4, 8), mixed=(4, 16), element_bytes=4)
+    assert 8 * (500 * 4 + 32 * 4) + 16 * 32 * 4 < taken <= sum(step.value for step in planned)
+
+
+# Seeds, truncation and a processor: sampled in the graph, and after it.
+SAMPLINGS = (Sampling(seed=1), Sampling(top_p=0.8, top_k=40, seed=2), Sampling(temperature=0.0))
+
+
+def steps_with_chunks(processor):
+    """Yield steps in which chunks of prompts, one of them a single token that samples nothing, join decode rows."""
+    own = (*SAMPLINGS, Sampling(seed=4, allowed_token_ids=(5, 6) if processor else None))
+    prompts = [[(7 * slot + 3 * at) % 500 for at in range(length)] for slot, length in enumerate((5, 9, 1, 12))]
+    new = [NewRow(slot, tuple(ids), len(ids), own[slot], (), len(ids)) for slot, ids in enumerate(prompts)]
+    blocks = [((3 * slot, 3 * slot + 1, 3 * slot + 2),) for slot in range(4)]
+    none = ((),)
+    yield StepPlan(1, tuple(new[:3]), (), (
+        Row(0, 0, 5, True, blocks[0]), Row(1, 0, 8, False, blocks[1]), Row(2, 0, 1, True, blocks[2])))  # fmt: skip
+    yield StepPlan(2, (), (), (Row(0, 5, 1, True, none), Row(1, 8, 1, True, none), Row(2, 1, 1, True, none)))
+    yield StepPlan(3, (new[3],), (), (
+        Row(0, 6, 1, True, none), Row(3, 0, 10, False, blocks[3]), Row(2, 2, 1, True, none)))  # fmt: skip
+    yield StepPlan(4, (), (), (Row(3, 10, 1, False, none), Row(1, 9, 1, True, none)))
+    yield StepPlan(5, (), (), (Row(3, 11, 1, True, none), Row(0, 7, 1, True, none), Row(1, 10, 1, True, none)))
+    yield StepPlan(6, (), (), tuple(Row(slot, at, 1, True, none) for slot, at in enumerate((8, 11, 3, 12))))
+    yield StepPlan(7, (), (), tuple(Row(slot, at, 1, True, none) for slot, at in enumerate((9, 12, 4, 13))))
+
+
+@interpreter
+@pytest.mark.parametrize("processor", [False, True])
+def test_padded_mixed_and_decode_steps_sample_the_tokens_of_plain_launches(config, processor):
+    found = []
+    for sizes, mixed in (((), ()), ((2, 4, 8), (8, 16, 32))):
+        runner, _ = runner_of(config, sizes, mixed)
+        with torch.inference_mode():
+            results = [runner.start(plan, {})() for plan in steps_with_chunks(processor)]
+        found.append(([one.sampled for one in results], runner._table.tokens[:4, :16].tolist()))
+    assert found[0] == found[1]
+    assert any(token > 0 for token in found[0][0][6])
+
+
+@pytest.mark.parametrize("most", [1, 2, 16, 100, 512, 8192])
+def test_the_ladder_of_mixed_steps_ends_at_512_tokens_and_pads_little(most):
+    sizes = mixed_graph_ladder(most)
+    if most < 2:
+        assert sizes == ()
+        return
+    assert sizes[-1] == min(most, 512)
+    made = Graphs(sizes, lambda size: size, None)
+    assert all(made.size_for(tokens) is not None for tokens in range(sizes[0] - 8, sizes[-1] + 1) if tokens > 1)
 
 
 @pytest.mark.gpu
