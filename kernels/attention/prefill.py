@@ -604,8 +604,12 @@ def _inputs(
     scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
     schedule = None
     if programs:
-        schedule_of = PREFILL_SCHEDULE if make.meta else PREFILL_SCHEDULE.reference
-        schedule = schedule_of(query_start, lengths, q.shape[0], tokens_of_block(q, pages, window), programs)
+        sizes = q.shape[0], tokens_of_block(q, pages, window), programs
+        if make.meta:
+            items = max_items(sizes[0], lengths.shape[0], *sizes[1:])
+            schedule = torch.empty((1 + items, 4), dtype=torch.int32, device=q.device)
+        else:
+            schedule = PREFILL_SCHEDULE.reference(query_start, lengths, *sizes)
     return (
         *(q, pages, layers - 1, table, slot, query_start, lengths, out, dim**-0.5, window, softcap),
         *(make.normal(heads, dtype=torch.float32) if sinks else None, make.tensor(inside) if spans else None, *scales),

@@ -226,7 +226,7 @@ def relative_biases(folder: Path) -> Saved:
 def gguf(folder: Path) -> Saved:
     from tests.engine.layers import test_gguf
 
-    path = test_gguf.write(folder, {"proj": test_gguf.Type.Q5_1})
+    path = test_gguf.write(folder, {"proj": test_gguf.Type.TQ2_0}, hidden_size=256)
     return Saved(path if path.is_dir() else path.parent)
 
 
