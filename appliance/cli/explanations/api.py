@@ -42,6 +42,10 @@ API: dict[str, tuple[str, str]] = {
         "A body with `requestType: CLOSE` is to close a session of SageMaker, but the request names none.",
         "Send the header X-Amzn-SageMaker-Session-Id with the id that the new session returned.",
     ),
+    "Conflict": (
+        "POST /models names a model or LoRA adapter that is loaded already.",
+        "Use it, or unload it first with DELETE /models/NAME.",
+    ),
     "MethodNotAllowed": ("The path does not support this method.", "Use a method from the Allow header."),
     "RequestTimeout": (
         "The request's head or body did not arrive within endpoints.connections.head_timeout or body_timeout.",
