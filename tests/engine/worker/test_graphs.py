@@ -246,11 +246,15 @@ def test_a_captured_step_does_not_overwrite_results_that_are_still_copied(config
     runner = runner_of(config, (1, 2), recorders=Replayed)[0]
     runner.capture(2**30)
     own, starts = Sampling(temperature=0.0), range(3, 3 + len(slots))
-    new = tuple(NewRow(slot, (9, 8, 7, 6)[:count], count, own, (), count) for slot, count in zip(slots, starts))
+    new = tuple(
+        NewRow(slot, (9, 8, 7, 6)[:count], count, own, (), count) for slot, count in zip(slots, starts, strict=True)
+    )
     rows = tuple(Row(new.slot, 0, len(new.ids), True, ((3 * new.slot, 3 * new.slot + 1),)) for new in new)
 
     def decoded(step):
-        return StepPlan(step, (), (), tuple(Row(slot, at + step, 1, True, ((),)) for slot, at in zip(slots, starts)))
+        return StepPlan(
+            step, (), (), tuple(Row(slot, at + step, 1, True, ((),)) for slot, at in zip(slots, starts, strict=True))
+        )
 
     runner._results = LateResults()
     with torch.inference_mode():
@@ -258,7 +262,9 @@ def test_a_captured_step_does_not_overwrite_results_that_are_still_copied(config
         reads = [runner.start(decoded(step), {}) for step in range(4)]  # as a host that runs ahead
         found = [read().sampled for read in reads]
     tokens = runner._table.tokens
-    wanted = [tuple(int(tokens[slot, at + step + 1]) for slot, at in zip(slots, starts)) for step in range(4)]
+    wanted = [
+        tuple(int(tokens[slot, at + step + 1]) for slot, at in zip(slots, starts, strict=True)) for step in range(4)
+    ]
     assert found == wanted and len(set(found)) > 1
 
 
