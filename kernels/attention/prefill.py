@@ -44,7 +44,7 @@ from kernels.attention.common import (
     unpack_e4m3,
     with_biases,
 )
-from kernels.attention.prefill_schedule import PREFILL_SCHEDULE, max_items, max_splits
+from kernels.attention.prefill_schedule import PREFILL_SCHEDULE, empty_schedule, max_items, max_splits
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
@@ -604,8 +604,11 @@ def _inputs(
     scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
     schedule = None
     if programs:
-        schedule_of = PREFILL_SCHEDULE if make.meta else PREFILL_SCHEDULE.reference
-        schedule = schedule_of(query_start, lengths, q.shape[0], tokens_of_block(q, pages, window), programs)
+        sizes = q.shape[0], tokens_of_block(q, pages, window), programs
+        if make.meta:
+            schedule = empty_schedule(lengths, *sizes)
+        else:
+            schedule = PREFILL_SCHEDULE.reference(query_start, lengths, *sizes)
     return (
         *(q, pages, layers - 1, table, slot, query_start, lengths, out, dim**-0.5, window, softcap),
         *(make.normal(heads, dtype=torch.float32) if sinks else None, make.tensor(inside) if spans else None, *scales),
