@@ -58,8 +58,8 @@ def _makes_no_vectors(model: Model) -> bool:
     return model.pooler is None or model.pooler.task != "embed" or not model.pooler.whole
 
 
-def _has_no_experts(model: Model) -> bool:
-    return not has_experts(model)
+def _returns_no_experts(model: Model) -> bool:
+    return model.pooler is not None or not has_experts(model)
 
 
 def _names_no_tokens(model: Model) -> bool:
@@ -164,8 +164,8 @@ UNUSED_KEYS = (
     ),
     UnusedKeys(
         {"engine.return_routed_experts": False},
-        *(_has_no_experts, "models without experts"),
-        because="the model has no layers with experts",
+        *(_returns_no_experts, "models other than decoders with experts"),
+        because="only generated text is returned with the selected experts",
     ),
 )
 

@@ -104,6 +104,11 @@ def workspace(
         *_exchange(model, device, kernels, size, ranks),
     ]
     found += media_memory(model, size, element_bytes)
+    if model.kept_layers:
+        # Inputs of layers and the copy that a head projects. Compiled kernels have a buffer for the inputs.
+        copies = 2 if kernels in COPIES else 1
+        width = copies * len(model.kept_layers) * model.embed.hidden
+        found.append(product("states for a head that drafts (tokens × width)", size.tokens, width, element_bytes))
     if model.pooler is not None:
         # token_embed keeps the states of every token in float32, and so do its stages. On a GPU the states of the
         # previous step are still being copied.

@@ -224,7 +224,8 @@ class DeviceRunner:
         if out.drawn is not None and rows.one_each and prepared.is_plain and not (divided and prepared.truncated):
             assert out.logits is not None, "captured steps have logits of every row"
             kept = (vocabulary.joined(out.logits[: len(rows.slots)]).clone(),) if plan.fingerprinted else ()
-            found = out.drawn.flatten()  # a copy, because the next captured step overwrites its outputs
+            # Copied always, unlike by `flatten`: the next captured step overwrites these outputs.
+            found = torch.cat(out.drawn.unbind())
             return SampledStep(prepared, Drawn(found[: out.drawn.shape[1]], found), kept)
         slot, lengths, logits = self._upload.slot[: len(rows.slots)], out.lengths[: len(rows.slots)], out.logits
         if not rows.one_each or logits is None:

@@ -310,13 +310,14 @@ def decode_reduce_kernel(
         tl.store(schedule + 2, 0)  # for the next layer
 
 
-def _settings(q: Tensor, pages: Tensor) -> dict[str, Any]:
+def _settings(q: Tensor, pages: Tensor, *, biased: bool) -> dict[str, Any]:
     """16 KiB of keys and as many of values in a tile, 8 of 8-bit ones, and two to three tiles on their way while one is
     used. each: programs for each multiprocessor, no more than can run there at the same time."""
     dim = power_of_2(q.shape[2])
     size = pages.dtype.itemsize
     group = q.shape[1] // pages.shape[4]
-    tile = (8192 if size < 4 else 4096) // dim // (1 if group <= 16 else 2)
+    # Biases of distances take registers of their own: tiles of the whole size would spill.
+    tile = (8192 if size < 4 else 4096) // dim // (1 if group <= 16 and not biased else 2)
     wide = q.dtype.itemsize == 4  # 8-bit pages too take this much room then
     default = {
         "tile": max(16, min(64 if dim <= 32 else 128, tile)),
@@ -355,7 +356,7 @@ def _triton(
     rows = lengths.shape[0]
     items = schedule.shape[0] - 1 - rows
     pairs = pages.dtype.itemsize == 1
-    chosen = _settings(q, pages)
+    chosen = _settings(q, pages, biased=biases is not None)
     sums = torch.empty((items, heads, dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((items, 2, heads), dtype=torch.float32, device=q.device)
     launch(

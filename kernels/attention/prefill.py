@@ -44,7 +44,7 @@ from kernels.attention.common import (
     unpack_e4m3,
     with_biases,
 )
-from kernels.attention.prefill_schedule import PREFILL_SCHEDULE, max_items, max_splits
+from kernels.attention.prefill_schedule import PREFILL_SCHEDULE, empty_schedule, max_items, max_splits
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
@@ -606,8 +606,7 @@ def _inputs(
     if programs:
         sizes = q.shape[0], tokens_of_block(q, pages, window), programs
         if make.meta:
-            items = max_items(sizes[0], lengths.shape[0], *sizes[1:])
-            schedule = torch.empty((1 + items, 4), dtype=torch.int32, device=q.device)
+            schedule = empty_schedule(lengths, *sizes)
         else:
             schedule = PREFILL_SCHEDULE.reference(query_start, lengths, *sizes)
     return (

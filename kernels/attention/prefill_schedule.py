@@ -36,6 +36,11 @@ def max_splits(programs: int) -> int:
     return 2 * programs
 
 
+def empty_schedule(lengths: Tensor, tokens: int, block: int, programs: int) -> Tensor:
+    capacity = max_items(tokens, lengths.shape[0], block, programs)
+    return torch.empty((1 + capacity, 4), dtype=torch.int32, device=lengths.device)
+
+
 def _reference(query_start: Tensor, lengths: Tensor, tokens: int, block: int, programs: int) -> Tensor:
     """query_start: [rows + 1], lengths: [rows] int32; tokens: of the step, with padding; block: tokens of an item →
     [1 + max_items, 4] int32, 0 where unused:
@@ -127,8 +132,7 @@ def prefill_schedule_kernel(
 
 def _triton(query_start: Tensor, lengths: Tensor, tokens: int, block: int, programs: int) -> Tensor:
     rows = lengths.shape[0]
-    capacity = max_items(tokens, rows, block, programs)
-    schedule = torch.empty((1 + capacity, 4), dtype=torch.int32, device=lengths.device)
+    schedule = empty_schedule(lengths, tokens, block, programs)
     launch(
         prefill_schedule_kernel,
         (max(1, rows),),
@@ -136,7 +140,7 @@ def _triton(query_start: Tensor, lengths: Tensor, tokens: int, block: int, progr
         lengths,
         schedule,
         rows,
-        capacity,
+        len(schedule) - 1,
         programs,
         BLOCK=block,
         MIN_KEYS=MIN_KEYS,

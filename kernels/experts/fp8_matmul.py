@@ -151,10 +151,10 @@ def _triton(
     y = torch.empty((len(pairs), outputs), dtype=dtype or x.dtype, device=x.device)
     rounded = x_scales is not None
     narrow, roomy = rounded or x.dtype.itemsize == 2, shared_memory(x.device) >= LARGE_TILES
-    # The sums of a group take registers of their own: 128 outputs of 128 pairs would spill.
+    # 128 outputs of 64 pairs need 8 warps, or sums would spill. With scales of groups, 128 pairs are too many for them.
     columns = 64 if rows <= 16 or not narrow or (groups > 1 and rows >= 128) else 128
     stages = (5 if rows <= 16 else 4) if rounded and roomy else 3 if narrow and roomy else 2
-    default = {"columns": columns, "warps": 4 if rows < 128 and narrow else 8, "stages": stages}
+    default = {"columns": columns, "warps": 4 if rows <= 16 and narrow else 8, "stages": stages}
     sizes = {"rows": rows, "outputs": outputs, "inputs": inputs, "groups": groups, "rounded": int(rounded)}
     tuned = settings("fp8_expert_matmul", default, x.device, **sizes)
     launch(

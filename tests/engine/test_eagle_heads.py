@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import msgspec
 import pytest
 import torch
@@ -23,6 +24,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.eagle import kept_layers
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
+from tests.engine.layers import test_gguf
 from tests.engine.test_draft_models import check_drafts, drafted, spied
 
 KERNELS = ["torch", best()]
@@ -355,6 +357,22 @@ def test_a_tied_head_and_biases_of_the_target_are_shared(path: Path, tmp_path: P
     head = "eagle", reference.save(tmp_path / "head"), reference
     params = msgspec.structs.replace(lookup.requests("greedy", 1)[0], max_tokens=8)
     with engine(tmp_path / "target", head, best(), max_context=60) as llm, pytest.MonkeyPatch.context() as patch:
+        made = spied(llm, patch)
+        replies = llm.generate([PROMPT], params)
+    assert check_drafts(made, [PROMPT], replies, reference.drafts) > 8
+
+
+def test_an_embedding_in_blocks_of_gguf_is_shared(path: Path, target: Path, tmp_path: Path):
+    reference, kind = Reference(target), gguf.GGMLQuantizationType.Q5_0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_gguf, "random_model", lambda *given, **more: reference.target)
+        test_gguf.write(tmp_path / "target", {"embed": kind})
+    shutil.copy(path / "tokenizer.json", tmp_path / "target")
+    table = reference.target.model.embed_tokens.weight.data
+    table.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(table.numpy(), kind), kind)))
+    head = "eagle", reference.save(tmp_path / "head"), reference
+    params = msgspec.structs.replace(lookup.requests("greedy", 1)[0], max_tokens=8)
+    with engine(tmp_path / "target", head, best()) as llm, pytest.MonkeyPatch.context() as patch:
         made = spied(llm, patch)
         replies = llm.generate([PROMPT], params)
     assert check_drafts(made, [PROMPT], replies, reference.drafts) > 8

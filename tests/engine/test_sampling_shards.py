@@ -70,7 +70,7 @@ def inputs(rows, vocab, **options):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("step", [0.0, 1.0], ids=["distinct", "ties"])
+@pytest.mark.parametrize("step", [0.0, 1.0, 100.0], ids=["distinct", "ties", "equal"])
 def test_best_token_of_shards_is_that_of_all_logits(size, step):
     logits, slot, lengths, columns, _ = inputs(6, 1001, step=step, temperature=(0.0, 1.0, 0.6))
     logits[2, 700], logits[3] = torch.nan, -torch.inf
@@ -83,7 +83,7 @@ def test_best_token_of_shards_is_that_of_all_logits(size, step):
 
 
 @pytest.mark.parametrize("vocab", [90, 700])
-@pytest.mark.parametrize("step", [0.0, 3.0], ids=["distinct", "ties"])
+@pytest.mark.parametrize("step", [0.0, 3.0, 100.0], ids=["distinct", "ties", "equal"])
 def test_candidates_of_shards_sample_the_tokens_of_all_logits(vocab, step):
     cuts = {"top_k": (1, 3, 40, MAX_K), "top_p": (1.0, 0.9, 0.5), "min_p": (0.0, 0.05)}
     logits, slot, lengths, columns, _ = inputs(8, vocab, step=step, temperature=(1.0, 2.5), **cuts)

@@ -41,7 +41,7 @@ VALUES = {
     "engine.return_routed_experts": "true",
 }
 SERVED = {  # of each row of the table, a model that it is about
-    "models without experts": ("decoder", ()),
+    "models other than decoders with experts": ("decoder", ()),
     "pooling models": ("bert", ()),
     "models with bidirectional attention": ("bert", ()),
     "decoders that pool all states of a prompt": ("decoder", ("model.task=embed", "model.pooling.pool=mean")),
@@ -55,14 +55,16 @@ WRITTEN = [(one.models, key, so) for one in UNUSED_KEYS for key, so in one.keys.
 
 @pytest.fixture(scope="module")
 def checkpoint(folder: Callable, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:  # noqa: F811
-    decoder = tmp_path_factory.mktemp("idle") / "qwen3"
-    random_model("qwen3").save_pretrained(decoder)
-    (decoder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    decoder, experts = (tmp_path_factory.mktemp("idle") / name for name in ("qwen3", "qwen3-moe"))
+    for path in (decoder, experts):
+        random_model(path.name).save_pretrained(path)
+        (path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     bart = save(tmp_path_factory.mktemp("idle") / "bart").path
     mamba2 = tmp_path_factory.mktemp("idle") / "mamba2"
     save_family("mamba2", random_family("mamba2"), mamba2)
     (mamba2 / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    return lambda name: {"decoder": decoder, "bart": bart, "mamba2": mamba2}.get(name) or folder(name)
+    known = {"decoder": decoder, "experts": experts, "bart": bart, "mamba2": mamba2}
+    return lambda name: known.get(name) or folder(name)
 
 
 def value_of(key: str) -> str:
@@ -85,6 +87,13 @@ def test_a_key_without_an_effect_is_refused(
     (problem,) = found.value.problems
     assert (problem.key, problem.place.source) == (key, "--set")
     assert "has no effect" in problem.message and problem.message.endswith("leave it out")
+
+
+def test_only_generated_text_is_returned_with_experts(tmp_path: Path, checkpoint: Callable) -> None:
+    key = "engine.return_routed_experts=true"
+    assert planned(tmp_path, checkpoint("experts"), key).engines[0].return_routed_experts
+    with pytest.raises(Refused, match="has no effect"):
+        planned(tmp_path, checkpoint("experts"), "model.task=embed", key)
 
 
 def test_values_that_describe_the_model_are_allowed(tmp_path: Path, checkpoint: Callable) -> None:

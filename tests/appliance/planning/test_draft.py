@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from appliance.config.settings import Given, Option
 from appliance.hardware.described import hardware
 from appliance.planning.memory import planned_parts
 from appliance.planning.validate import validate
+from appliance.planning.workspace import StepSize, workspace
+from engine.models.checkpoint import read_checkpoint
 from engine.worker.build import build_worker
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
@@ -150,6 +153,18 @@ def test_an_eagle_head_is_planned(kernels: str, ranks: int, eagle: Path):
         assert model.vocabulary.table is worker._runner._text_model.vocabulary.table
     finally:
         worker.close()
+
+
+@pytest.mark.parametrize(("kernels", "copies"), [("torch", 2), ("triton", 2), (best(), 1)])
+def test_states_that_a_head_reads_are_planned(kernels: str, copies: int, eagle: Path):
+    model = read_checkpoint(eagle.parent / "model").model
+    kept, size = replace(model, kept_layers=(1, 3)), StepSize(tokens=100, rows=8)
+    with_head, without = (
+        sum(step.value for step in workspace(one, device="cpu", kernels=kernels, size=size, element_bytes=4))
+        for one in (kept, model)
+    )
+    buffer = 0 if kernels != best() else 2
+    assert with_head - without == 100 * (copies * 2 + buffer) * model.embed.hidden * 4
 
 
 def test_the_lock_covers_the_files_of_a_head(eagle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

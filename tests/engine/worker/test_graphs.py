@@ -1,5 +1,7 @@
 """Tests of captured steps: choice of the graph size, memory budget, output buffers."""
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -161,9 +163,9 @@ def config(tmp_path_factory):
     )  # fmt: skip
 
 
-def runner_of(config, sizes=(), mixed=(), pages=12):
+def runner_of(config, sizes=(), mixed=(), pages=12, recorders=Pool):
     parts, model = parts_on(CPU, config, products_of(None, invariant=True))
-    made = parts.runner(make_pages(parts.layout, pages, torch.float32, CPU), sizes, mixed, lambda device: Pool())
+    made = parts.runner(make_pages(parts.layout, pages, torch.float32, CPU), sizes, mixed, lambda device: recorders())
     return made, model
 
 
@@ -221,6 +223,49 @@ def test_padded_mixed_and_decode_steps_sample_the_tokens_of_plain_launches(confi
         found.append(([one.sampled for one in results], runner._table.tokens[:4, :16].tolist()))
     assert found[0] == found[1]
     assert any(token > 0 for token in found[0][0][6])
+
+
+class Replayed(Pool):
+    """Launches a captured step again at each replay."""
+
+    def record(self, launches):
+        return launches, launches()
+
+
+class LateResults:
+    """Copies results to the host as late as a GPU may: when they are waited for."""
+
+    def fetch(self, tensors):
+        self.wait = lambda: [tensor.numpy().copy() for tensor in tensors]
+        return copy.copy(self)
+
+
+@interpreter
+@pytest.mark.parametrize("slots", [(0,), (0, 1)], ids=["one", "largest"])
+def test_a_captured_step_does_not_overwrite_results_that_are_still_copied(config, slots):
+    runner = runner_of(config, (1, 2), recorders=Replayed)[0]
+    runner.capture(2**30)
+    own, starts = Sampling(temperature=0.0), range(3, 3 + len(slots))
+    new = tuple(
+        NewRow(slot, (9, 8, 7, 6)[:count], count, own, (), count) for slot, count in zip(slots, starts, strict=True)
+    )
+    rows = tuple(Row(new.slot, 0, len(new.ids), True, ((3 * new.slot, 3 * new.slot + 1),)) for new in new)
+
+    def decoded(step):
+        return StepPlan(
+            step, (), (), tuple(Row(slot, at + step, 1, True, ((),)) for slot, at in zip(slots, starts, strict=True))
+        )
+
+    runner._results = LateResults()
+    with torch.inference_mode():
+        runner.start(StepPlan(-1, new, (), rows), {})()
+        reads = [runner.start(decoded(step), {}) for step in range(4)]  # as a host that runs ahead
+        found = [read().sampled for read in reads]
+    tokens = runner._table.tokens
+    wanted = [
+        tuple(int(tokens[slot, at + step + 1]) for slot, at in zip(slots, starts, strict=True)) for step in range(4)
+    ]
+    assert found == wanted and len(set(found)) > 1
 
 
 @pytest.mark.parametrize("most", [1, 2, 16, 100, 512, 8192])
