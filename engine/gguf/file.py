@@ -126,7 +126,7 @@ def find_gguf(checkpoint: Path) -> Path | None:
 def parts_of(path: Path) -> tuple[Path, ...]:
     """Return the files of a model, in order, by the name of one of them; they need not exist."""
     part = _PART.fullmatch(path.name)
-    if part is None:
+    if part is None or not 1 <= int(part[2]) <= int(part[3]):
         return (path,)
     return tuple(path.with_name(f"{part[1]}-{at:05}-of-{part[3]}.gguf") for at in range(1, int(part[3]) + 1))
 

@@ -48,7 +48,7 @@ class Vocabulary:
     def load(self, read: Read, target: Target) -> None:
         self.target = target
         if self.shared_table is not None:
-            self.table = self.shared_table.table
+            self.table, self.blocks = self.shared_table.table, self.shared_table.blocks
             self._load_own_head(read)
             return
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
