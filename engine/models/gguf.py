@@ -5,7 +5,6 @@ gguf knows the names of the tensors of every kind of file. Source: ggml's descri
 llama.cpp (conversion/*.py).
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -114,7 +113,7 @@ def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
                 )
             size = tensor.bytes // tensor.shape[0]
             one = replace(one, shape=tensor.shape[1:], offset=tensor.offset + int(expert[2]) * size, bytes=size)
-        elif tensor.type in PLAIN and math.prod(tensor.shape) == math.prod(shape):
+        elif tensor.type in PLAIN and _without_ones(tensor.shape) == _without_ones(shape):
             one = replace(one, shape=shape)  # llama.cpp's converter removes dimensions of 1
         tensors[name] = one
     others = (one for one in own if one not in used and one not in POSITIONS and not _is_prediction(one, layers))
@@ -122,6 +121,10 @@ def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
     if unknown is not None:
         raise CheckpointError(f"{found.path}: has the tensor {unknown}, which the declared model does not use")
     return tensors
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def _names(file: Path, kind: str, layers: int) -> Callable[[str], str]:

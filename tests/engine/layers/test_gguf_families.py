@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from engine.api.errors import CheckpointError
-from engine.models.checkpoint import read_checkpoint
+from engine.models.checkpoint import check_tensors, read_checkpoint
 from engine.models.gguf_families import FAMILIES
 from kernels.cpu.library import best
 from tests.engine.gguf_writer import Kind, write_gguf
@@ -191,3 +191,14 @@ def test_first_files_of_gemma2_have_the_settings_of_that_model(tmp_path):
     read = read_checkpoint(write_gguf(tmp_path / "m.gguf", made("gemma2"), Kind("gemma2"))).config
     assert (read["attn_logit_softcapping"], read["final_logit_softcapping"], read["sliding_window"]) == (50, 30, 4096)
     assert read["layer_types"][:2] == ["sliding_attention", "full_attention"]
+
+
+def test_a_matrix_that_is_turned_is_refused(tmp_path):
+    model = made("smollm3")
+    matrix = model.model.layers[0].mlp.gate_proj.weight
+    matrix.data = matrix.data.T.contiguous()
+    read = read_checkpoint(write_gguf(tmp_path / "m.gguf", model, Kind("smollm3")))
+    with pytest.raises(
+        CheckpointError, match=r"layers\.0\.mlp\.gate_proj\.weight has shape \[48, 66\], but config\.json"
+    ):
+        check_tensors(read.model, read.tensors, read.quantization)
