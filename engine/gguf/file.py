@@ -111,8 +111,7 @@ def find_gguf(checkpoint: Path) -> Path | None:
     """
     if checkpoint.suffix == ".gguf" and os.path.isfile(checkpoint):
         return parts_of(checkpoint)[0]
-    listed = [path for path in sorted(checkpoint.glob("*.gguf")) if not path.name.startswith(_TOWER)]
-    found = list(dict.fromkeys(parts_of(path)[0] for path in listed))
+    found = list_gguf(checkpoint)
     if not found or any(checkpoint.glob("*.safetensors*")):
         return None
     if len(found) > 1:
@@ -121,6 +120,12 @@ def find_gguf(checkpoint: Path) -> Path | None:
             "name the one to serve (model.source.path may be a .gguf file), or put it in a folder of its own"
         )
     return found[0]
+
+
+def list_gguf(folder: Path) -> list[Path]:
+    """Return the first files of the models in a folder, sorted."""
+    listed = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith(_TOWER)]
+    return list(dict.fromkeys(parts_of(path)[0] for path in listed))
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:

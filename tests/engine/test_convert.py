@@ -156,7 +156,7 @@ def test_experts_with_biases(tmp_path):
 
 
 def test_scales_of_an_8_bit_cache_are_kept(tmp_path):
-    """ModelOpt stores them beside the matrices of keys and values."""
+    """ModelOpt stores these scales in the modules of the projections."""
     source = saved(tmp_path / "source")
     tensors = load_file(source / "model.safetensors")
     scales = {

@@ -6,8 +6,9 @@ import pytest
 import torch
 import transformers
 
+from appliance.lockfile.files import read_names
 from engine.api.errors import CheckpointError
-from engine.models.checkpoint import check_tensors, read_checkpoint
+from engine.models.checkpoint import check_tensors, checkpoint_root, read_checkpoint
 from engine.models.gguf_families import FAMILIES
 from kernels.cpu.library import best
 from tests.engine.gguf_writer import Kind, write_gguf
@@ -202,3 +203,16 @@ def test_a_matrix_that_is_turned_is_refused(tmp_path):
         CheckpointError, match=r"layers\.0\.mlp\.gate_proj\.weight has shape \[48, 66\], but config\.json"
     ):
         check_tensors(read.model, read.tensors, read.quantization)
+
+
+def test_a_tower_beside_a_split_file_is_no_model(tmp_path):
+    """The folder is the checkpoint, so that a lock has its other files too."""
+    first = write_gguf(tmp_path / "m.gguf", made("smollm3"), Kind("smollm3"), parts=2)
+    second = tmp_path / "m-00002-of-00002.gguf"
+    (tmp_path / "mmproj-m.gguf").write_bytes(second.read_bytes())
+    (tmp_path / "generation_config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for path in (tmp_path, first, second):
+        assert checkpoint_root(path) == tmp_path
+    names = ("generation_config.json", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "tokenizer.json")
+    assert read_names(checkpoint_root(second)) == names

@@ -57,7 +57,7 @@ def files(tmp_path):
 
 
 def check(driver, prompt, path, plain):
-    """Compare the outputs of a file with those of the same values; return the engine with compiled kernels."""
+    """Compare the outputs of both files. Return the engine with compiled kernels."""
     want = driver(plain).run(prompt, 7)
     torch.testing.assert_close(driver(path).run(prompt, 7), want, atol=1e-4, rtol=0)
     engine = driver(path, kernels=best())
