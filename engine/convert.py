@@ -28,6 +28,7 @@ from engine.formats.load_time import LOAD_FORMATS
 from engine.gguf.file import find_gguf
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.models.checkpoint import INDEX, Checkpoint, read_checkpoint
+from engine.models.kv_scales import is_kv_scale
 from engine.models.sources import join, linear_paths, sources
 from engine.models.stored import matrix_roles
 from engine.weights.files import TORCH_DTYPES, Weights
@@ -83,7 +84,7 @@ class _Out:
 
 def convert(job: Job, progress: Callable[[float], None] = lambda fraction: None) -> Report:
     """Write the checkpoint. Raises CheckpointError if the source cannot be read or converted, or the target exists."""
-    target = Path(job.target)
+    target = Path(job.target).absolute()  # so that it has a name
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target}: exists already; name a new folder")
     checkpoint = _readable(job)
@@ -121,7 +122,7 @@ class _Conversion:
         model = checkpoint.model
         self._shapes = sources(model)
         self._formats = dict(self._chosen())
-        untied = model.head is not None and model.head.tied and self._head_format() != "stored"
+        untied = model.head is not None and model.head.tied and model.head.name in self._formats
         self._tied = join(model.root, model.embed.name) if untied else ""
 
     def write(self, folder: Path, progress: Callable[[float], None]) -> Report:
@@ -192,9 +193,11 @@ class _Conversion:
         for path in restored:
             if path not in self._formats:
                 yield _Out(f"{path}.weight", self._dtype, self._shapes[f"{path}.weight"], f"{path}.weight")
+        modules = _module_files(checkpoint)
         for name, info in checkpoint.tensors.items():
             path, _, last = name.rpartition(".")
-            if path not in consumed or last == "bias":
+            is_kept = path not in consumed or last == "bias" or is_kv_scale(checkpoint.model, name)
+            if is_kept and info.file not in modules:
                 yield _Out(name, info.dtype, info.shape, name)
 
     @property
@@ -227,7 +230,7 @@ class _Conversion:
                 else:
                     tensor = self._reader.read(one.source)
                 made = tensor.to(TORCH_DTYPES[one.dtype]).reshape(one.shape).contiguous()
-                _put(file, digest, made.view(torch.uint8).numpy().tobytes() if made.numel() else b"")
+                _put(file, digest, made.flatten().view(torch.uint8).numpy().tobytes() if made.numel() else b"")
                 self._reader.release()
         return digest.hexdigest()
 
@@ -273,15 +276,21 @@ class _Conversion:
         return config
 
     def _copy_others(self, folder: Path) -> None:
-        """Copy all files but weights and configuration."""
-        root = self._checkpoint.path
+        """Copy all files but the configuration and the weights of the transformer."""
+        root, weights = self._checkpoint.path, _module_files(self._checkpoint)
         written = {"config.json", INDEX, SUMS, "quantize_config.json", "quant_config.json", "hf_quant_config.json"}
         for path in root.rglob("*"):
             name = path.relative_to(root)
             hidden = any(part.startswith(".") for part in name.parts)
-            if path.is_file() and not hidden and path.suffix in PLAIN_SUFFIXES and str(name) not in written:
+            is_copied = path in weights or path.suffix in PLAIN_SUFFIXES and str(name) not in written
+            if path.is_file() and not hidden and is_copied:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / name)
+
+
+def _module_files(checkpoint: Checkpoint) -> frozenset[Path]:
+    """Return the weight files of the modules after the transformer, which are copied."""
+    return frozenset(file for _, file in checkpoint.modules.files) if checkpoint.modules is not None else frozenset()
 
 
 def _put(file: BinaryIO, digest: Any, data: bytes) -> None:

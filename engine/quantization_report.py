@@ -110,7 +110,7 @@ class _Measured:
                 f"{checkpoint.path}: only decoders are measured; this model has other outputs or inputs"
             )
         tokenizer = Tokenizer(checkpoint.path)
-        ids = tokenizer.encode(Path(job.text).read_text())[: job.tokens]
+        ids = tokenizer.encode(_text(Path(job.text)))[: job.tokens]
         self._windows = [ids[at : at + WINDOW] for at in range(0, len(ids), WINDOW)]
         self._windows = [window for window in self._windows if len(window) > 1]
         if not self._windows:
@@ -194,6 +194,13 @@ class _Measured:
 
     def perplexity(self, rows: Sequence[Tensor]) -> float:
         return math.exp(self._loss(rows))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read as a text in UTF-8: {error}") from error
 
 
 def measure(job: Job) -> Report:

@@ -111,8 +111,7 @@ def find_gguf(checkpoint: Path) -> Path | None:
     """
     if checkpoint.suffix == ".gguf" and os.path.isfile(checkpoint):
         return parts_of(checkpoint)[0]
-    listed = [path for path in sorted(checkpoint.glob("*.gguf")) if not path.name.startswith(_TOWER)]
-    found = list(dict.fromkeys(parts_of(path)[0] for path in listed))
+    found = list_gguf(checkpoint)
     if not found or any(checkpoint.glob("*.safetensors*")):
         return None
     if len(found) > 1:
@@ -123,10 +122,16 @@ def find_gguf(checkpoint: Path) -> Path | None:
     return found[0]
 
 
+def list_gguf(folder: Path) -> list[Path]:
+    """Return the first files of the models in a folder, sorted."""
+    listed = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith(_TOWER)]
+    return list(dict.fromkeys(parts_of(path)[0] for path in listed))
+
+
 def parts_of(path: Path) -> tuple[Path, ...]:
     """Return the files of a model, in order, by the name of one of them; they need not exist."""
     part = _PART.fullmatch(path.name)
-    if part is None:
+    if part is None or not 1 <= int(part[2]) <= int(part[3]):
         return (path,)
     return tuple(path.with_name(f"{part[1]}-{at:05}-of-{part[3]}.gguf") for at in range(1, int(part[3]) + 1))
 

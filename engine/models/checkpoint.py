@@ -16,7 +16,7 @@ from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError, TaskError
 from engine.api.files import INDEX_BYTES, read_json_object
 from engine.formats.registry import settings_files
-from engine.gguf.file import find_gguf, parts_of
+from engine.gguf.file import find_gguf, list_gguf, parts_of
 from engine.models import dual_encoders
 from engine.models.activations import check_parts
 from engine.models.adapters import Adapter
@@ -202,7 +202,7 @@ def checkpoint_root(path: Path) -> Path:
         or not any((folder / name).is_file() for name in DESCRIPTIONS)
     ):
         return path
-    alone = not any(folder.glob("*.safetensors*")) and len({parts_of(one) for one in folder.glob("*.gguf")}) == 1
+    alone = not any(folder.glob("*.safetensors*")) and list_gguf(folder) == [parts_of(path)[0]]
     return folder if alone else path
 
 

@@ -5,7 +5,6 @@ gguf knows the names of the tensors of every kind of file. Source: ggml's descri
 llama.cpp (conversion/*.py).
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -24,6 +23,7 @@ from engine.models.sources import join, linear_paths, sources
 
 _EXPERT = re.compile(r"(.+)\.(\d+)\.(gate_proj|up_proj|down_proj)")
 _SHARED = re.compile(r".+?\.(\d+)\..*shared\w*\.(gate|up|down)_proj")
+_BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
 _LAYER = re.compile(r".+?\.(\d+)\.")
 _EXPERT_TENSORS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 
@@ -106,9 +106,14 @@ def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
         used.add(stored)
         one = _info(tensor)
         if expert is not None:
+            if int(expert[2]) >= tensor.shape[0]:
+                raise CheckpointError(
+                    f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, without expert {expert[2]}; convert "
+                    "the model again"
+                )
             size = tensor.bytes // tensor.shape[0]
             one = replace(one, shape=tensor.shape[1:], offset=tensor.offset + int(expert[2]) * size, bytes=size)
-        elif tensor.type in PLAIN and math.prod(tensor.shape) == math.prod(shape):
+        elif tensor.type in PLAIN and _without_ones(tensor.shape) == _without_ones(shape):
             one = replace(one, shape=shape)  # llama.cpp's converter removes dimensions of 1
         tensors[name] = one
     others = (one for one in own if one not in used and one not in POSITIONS and not _is_prediction(one, layers))
@@ -116,6 +121,10 @@ def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
     if unknown is not None:
         raise CheckpointError(f"{found.path}: has the tensor {unknown}, which the declared model does not use")
     return tensors
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def _names(file: Path, kind: str, layers: int) -> Callable[[str], str]:
@@ -164,8 +173,8 @@ def _info(tensor: GgufTensor) -> TensorInfo:
 
 def _is_prediction(name: str, layers: int) -> bool:
     """Return whether a tensor belongs to a layer that predicts further tokens, which are not read."""
-    parts = name.split(".")
-    return parts[0] == "blk" and int(parts[1]) >= layers
+    found = _BLOCK.match(name)
+    return found is not None and int(found[1]) >= layers
 
 
 def _heads(model: Model) -> Mapping[str, int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.gguf.file import GgufFile, GgufTensor, read_gguf
+from engine.models.config import MAX_LAYERS
 
 POSITIONS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Scaling factors of RoPE: of llama3, and of longrope. config.json also has them."""
@@ -57,12 +58,18 @@ class Keys:
 
     def has_in_layer(self, name: str) -> bool:
         """Return whether any layer has this tensor."""
-        return any(one.name.startswith("blk.") and one.name.split(".", 2)[2] == name for one in self.file.tensors)
+        names = (one.name.split(".", 2) for one in self.file.tensors)
+        return any(parts[0] == "blk" and parts[2:] == [name] for parts in names)
 
     @property
     def layers(self) -> int:
         """Number of layers without those that predict further tokens."""
-        return int(self.positive("block_count")) - int(self.get("nextn_predict_layers", 0))
+        count = self.positive("block_count")
+        if not count <= MAX_LAYERS:
+            raise CheckpointError(
+                f"{self.file.path}: {self.kind}.block_count is {count}; it must be at most {MAX_LAYERS:,}"
+            )
+        return int(count) - int(self.get("nextn_predict_layers", 0))
 
     @property
     def heads(self) -> int:
@@ -119,10 +126,11 @@ def shared(keys: Keys, family: Family) -> Settings:
     }
 
 
-def _layer_types(keys: Keys, default: int | None = None) -> Settings:
+def _layer_types(keys: Keys, default: int | None = None, unstated: int | None = None) -> Settings:
     """Return the windows and which layers have them. default: every layer but each n-th, if the file does not list
-    them."""
-    window, listed = keys.get("attention.sliding_window"), keys.get("attention.sliding_window_pattern", default)
+    them. unstated: the window of a file that states none."""
+    window = keys.get("attention.sliding_window", unstated)
+    listed = keys.get("attention.sliding_window_pattern", default)
     if not window:
         return {"sliding_window": None}
     if isinstance(listed, bool):
@@ -182,14 +190,17 @@ def _gemma(keys: Keys) -> Settings:
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models that scale queries by hidden_size / heads
 
 
+_GEMMA2_CAPS, _GEMMA2_WINDOW = (50.0, 30.0), 4096  # the first files of gemma2 do not state them
+
+
 def _later_gemma(keys: Keys) -> Settings:
-    wide = keys.layers == _GEMMA_27B[keys.kind]
+    wide, caps = keys.layers == _GEMMA_27B[keys.kind], _GEMMA2_CAPS if keys.kind == "gemma2" else (None, None)
     found = {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": keys.positive("embedding_length") // keys.heads if wide else keys.head_dim,
-        "attn_logit_softcapping": keys.get("attn_logit_softcapping"),
-        "final_logit_softcapping": keys.get("final_logit_softcapping"),
-        **_layer_types(keys, 2 if keys.kind == "gemma2" else 6),
+        "attn_logit_softcapping": keys.get("attn_logit_softcapping", caps[0]),
+        "final_logit_softcapping": keys.get("final_logit_softcapping", caps[1]),
+        **(_layer_types(keys, 2, _GEMMA2_WINDOW) if keys.kind == "gemma2" else _layer_types(keys, 6)),
     }
     return found | ({"rope_local_base_freq": keys.get("rope.freq_base_swa", 10000.0)} if keys.kind == "gemma3" else {})
 
@@ -329,7 +340,7 @@ def _llama4(keys: Keys) -> Settings:
 
 
 def _exaone_moe(keys: Keys) -> Settings:
-    dense = keys.get("leading_dense_block_count", 0)
+    dense = min(keys.get("leading_dense_block_count", 0), keys.layers)
     return {
         **_experts(keys),
         "num_shared_experts": keys.get("expert_shared_count", 0),
@@ -485,6 +496,16 @@ def made_config(file: Path) -> dict[str, Any]:
             "from a checkpoint in Hugging Face's layout"
         )
     family, keys = FAMILIES[kind], Keys(found, kind)
+    try:
+        return _made(found, family, keys)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{file}: its keys have values that no {kind} model has ({error}); copy the file again, or convert the "
+            "model again"
+        ) from error
+
+
+def _made(found: GgufFile, family: Family, keys: Keys) -> dict[str, Any]:
     made = {
         **shared(keys, family),
         "rope_theta": keys.positive("rope.freq_base", 10000.0),
@@ -493,7 +514,7 @@ def made_config(file: Path) -> dict[str, Any]:
         "bos_token_id": found.keys.get("tokenizer.ggml.bos_token_id"),
     }
     made = {key: value for key, value in made.items() if value is not None and key not in family.without}
-    return {"architectures": [family.architectures[0]], "model_type": kind, **made, **family.more(keys)}
+    return {"architectures": [family.architectures[0]], "model_type": keys.kind, **made, **family.more(keys)}
 
 
 def _end_ids(found: GgufFile) -> list[int]:

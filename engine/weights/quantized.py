@@ -102,9 +102,12 @@ class QuantizedWeights:
     def block_table(self, path: str, executor: Executor) -> BlockWeight | None:
         """Return an embedding in blocks of ggml if the executor looks its rows up, else None."""
         format = self.quantization.formats.get(path)
-        if format is None or not isinstance(format.on(executor), GgmlBlocks):
+        native = None if format is None else format.on(executor)
+        if format is None or not isinstance(native, GgmlBlocks):
             return None
         self.read_names.add(f"{path}.weight")
+        if isinstance(self._weights, RandomWeights):
+            return self._weights.blocks(path, *self._shapes[f"{path}.weight"], native.type)
         return format.blocks(self._matrix(path, format))
 
     def _segments(self, names: tuple[str, ...], executor: Executor) -> list[tuple[slice, Native]]:

@@ -95,6 +95,7 @@ def _pack_blocks(weight: BlockWeight, form: str, tiling: Tiling) -> Packed:
 
 def restore_blocks(weight: BlockWeight, variant: str) -> Tensor:
     """Return the values, [outputs, inputs] float32. Blocks are complete."""
+    assert weight.inputs % LAYOUTS[weight.kind].inputs == 0
     assert weight.blocks.shape[1] == row_bytes(weight.kind, weight.inputs)
     blocks, values = weight.blocks.contiguous(), torch.empty((len(weight.blocks), weight.inputs))
     restore = load(variant).slipway_restore_blocks

@@ -5,16 +5,21 @@ tensors of experts, the halves of a latent projection) follows its source, conve
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 from transformers import PretrainedConfig
 
 PERMUTED = ("llama", "granite", "granitemoe", "arcee", "minicpm", "smollm3", "mistral3", "olmo")
+PLAIN: Mapping[str, Type] = {}
+SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,)}  # places of float16 numbers in a block
+SCALES |= dict.fromkeys((Type.Q4_K, Type.Q5_K, Type.Q4_1, Type.Q5_1), (0, 2))
 ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron")  # the converter adds 1 to weights of norms
 
 
@@ -26,8 +31,11 @@ class Kind:
     keys: dict[str, Any] = field(default_factory=dict)
 
 
-def write_gguf(path: Path, model: Any, kind: Kind, *, parts: int = 1) -> Path:
-    """Write a file, or one split into `parts`; return the first."""
+def write_gguf(
+    path: Path, model: Any, kind: Kind, *, parts: int = 1, types: Mapping[str, Type] = PLAIN, restored: bool = False
+) -> Path:
+    """Write a file, or one split into `parts`; return the first. types: of tensors whose name has this in it, with
+    drawn numbers. restored: write these numbers in float32."""
     config, tensors = model.config, _tensors(model, kind.name)
     keys = {**_keys(config), **kind.keys}
     names = (
@@ -42,12 +50,37 @@ def write_gguf(path: Path, model: Any, kind: Kind, *, parts: int = 1) -> Path:
             writer.add_uint16("split.count", parts)
             writer.add_int32("split.tensors.count", len(tensors))
         for own in list(tensors)[number::parts]:
-            writer.add_tensor(own, np.ascontiguousarray(tensors[own].numpy()))
+            values = np.ascontiguousarray(tensors[own].numpy())
+            wanted = next((type for part, type in types.items() if part in own and own.endswith("weight")), None)
+            if wanted is None:
+                writer.add_tensor(own, values)
+                continue
+            blocks = drawn_blocks(values.shape, wanted)
+            if restored:
+                writer.add_tensor(own, gguf.quants.dequantize(blocks, wanted))
+            else:
+                writer.add_tensor(own, blocks, raw_dtype=wanted)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
     return names[0]
+
+
+def drawn_blocks(shape: tuple[int, ...], type: Type) -> np.ndarray:
+    """Return blocks of drawn bits, [..., bytes of a row], whose values have a standard deviation of about 0.1."""
+    inputs, size = gguf.GGML_QUANT_SIZES[type]
+    draw = np.random.default_rng(shape[-2])
+    blocks = draw.integers(0, 256, (*shape[:-1], shape[-1] // inputs, size), dtype=np.uint8)
+    if type == Type.MXFP4:
+        blocks[..., 0] = 121
+        return blocks.reshape(*shape[:-1], -1)
+    for at in SCALES.get(type, (0,)):
+        blocks[..., at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
+    size = gguf.quants.dequantize(blocks.reshape(-1, blocks.shape[-1] * blocks.shape[-2]), type).std()
+    for at in SCALES.get(type, (0,)):
+        blocks[..., at : at + 2] = np.array([0.1 / size], np.float16).view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

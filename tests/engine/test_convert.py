@@ -5,11 +5,12 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError
 from engine.convert import Job, convert
-from engine.models.checkpoint import read_checkpoint
+from engine.models.checkpoint import check_tensors, read_checkpoint
+from engine.models.kv_scales import read_kv_scales
 from kernels.cpu.library import best
 from tests.engine.layers.conftest import Driver
 from tests.engine.quantized_writers import random_model
@@ -102,3 +103,69 @@ def test_an_existing_folder_is_kept(tmp_path):
     with pytest.raises(CheckpointError, match=r"made: exists already; name a new folder"):
         convert(Job(source=str(source), target=str(tmp_path / "made")))
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["mine"]
+
+
+def test_weights_of_modules_are_copied(tmp_path):
+    """A Dense module of sentence-transformers has a file of its own."""
+    source = saved(tmp_path / "source")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
+    listed = [
+        {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for at, (path, kind) in enumerate(kinds.items())
+    ]
+    (source / "modules.json").write_text(json.dumps(listed))
+    for folder in ("1_Pooling", "2_Dense"):
+        (source / folder).mkdir()
+    (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    hidden = json.loads((source / "config.json").read_text())["hidden_size"]
+    dense = {"in_features": hidden, "out_features": 16, "bias": False, "activation_function": "torch.nn.Tanh"}
+    (source / "2_Dense" / "config.json").write_text(json.dumps(dense))
+    save_file({"linear.weight": torch.randn(16, hidden)}, source / "2_Dense" / "model.safetensors")
+    convert(Job(source=str(source), target=str(tmp_path / "made")))
+    name = "2_Dense/model.safetensors"
+    assert (tmp_path / "made" / name).read_bytes() == (source / name).read_bytes()
+    assert name in (tmp_path / "made" / "SHA256SUMS").read_text()
+    assert not [one for one in load_file(tmp_path / "made" / "model.safetensors") if one.startswith("2_Dense")]
+    made = read_checkpoint(tmp_path / "made")
+    check_tensors(made.model, made.tensors, made.quantization)
+
+
+@pytest.mark.parametrize(
+    ("more", "format"),
+    [
+        ({"layers": {"lm_head": "stored"}}, ""),
+        ({"weights": "stored", "layers": {"lm_head": "int8"}}, "int8"),
+        ({"weights": "stored", "head": "stored", "layers": {".*": "int8"}}, "int8"),
+    ],
+)
+def test_a_tied_head_of_another_format(more, format, tmp_path):
+    source = saved(tmp_path / "source", tie_word_embeddings=True)
+    convert(Job(source=str(source), target=str(tmp_path / "made"), **more))
+    made = read_checkpoint(tmp_path / "made")
+    assert made.model.head.tied is not bool(format)
+    assert ("lm_head.weight_packed" in made.tensors) is bool(format)
+    Driver(tmp_path / "made", kernels=best()).run(PROMPT, 4)
+
+
+def test_experts_with_biases(tmp_path):
+    more = {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 32, "intermediate_size": 64}
+    source = saved(tmp_path / "source", "GptOss", **more)
+    convert(Job(source=str(source), target=str(tmp_path / "made"), weights="int8"))
+    at_load = Driver(source, kernels=best(), bits="int8").run(PROMPT, 4)
+    assert torch.equal(Driver(tmp_path / "made", kernels=best()).run(PROMPT, 4), at_load)
+
+
+def test_scales_of_an_8_bit_cache_are_kept(tmp_path):
+    """ModelOpt stores these scales in the modules of the projections."""
+    source = saved(tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    scales = {
+        f"model.layers.{layer}.self_attn.{part}_proj.{part}_scale": torch.tensor(0.25 + layer)
+        for layer in range(2)
+        for part in "kv"
+    }
+    save_file({**tensors, **scales}, source / "model.safetensors", {"format": "pt"})
+    convert(Job(source=str(source), target=str(tmp_path / "made"), weights="int8"))
+    read = [read_checkpoint(folder) for folder in (source, tmp_path / "made")]
+    wanted, found = (read_kv_scales(one.path, one.model, one.tensors) for one in read)
+    assert found == wanted and found.k == (0.25, 1.25)

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType as GgmlType
+from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -24,6 +26,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.eagle import kept_layers
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
+from tests.engine.gguf_writer import Kind, drawn_blocks, write_gguf
 from tests.engine.layers import test_gguf
 from tests.engine.test_draft_models import check_drafts, drafted, spied
 
@@ -259,6 +262,25 @@ def test_drafts_are_those_of_the_reference(kernels: str, target: Path, head: Mad
         made = spied(llm, monkeypatch)
         assert lookup.seen(llm.generate(prompts, params)) == lookup.seen(expected)
     assert check_drafts(made, prompts, expected, head[2].drafts) > 30
+
+
+def test_drafts_of_a_target_whose_embedding_is_in_blocks_of_ggml(target: Path, tmp_path: Path, monkeypatch):
+    """The head looks up rows of the target's table."""
+    reference, kind = Eagle3(target), GgmlType.Q5_0
+    folder = tmp_path / "target"
+    folder.mkdir()
+    write_gguf(folder / "m.gguf", reference.target, Kind("llama"), types={"token_embd": kind})
+    shutil.copy(target / "tokenizer.json", folder)
+    values = torch.from_numpy(dequantize(drawn_blocks((VOCAB, HIDDEN), kind), kind))
+    reference.target.model.embed_tokens.weight.data.copy_(values)
+    head = "eagle3", reference.save(tmp_path / "head"), reference
+    params = msgspec.structs.replace(lookup.requests("greedy", 1)[0], max_tokens=8)
+    with engine(folder, None, best()) as llm:
+        expected = llm.generate([PROMPT], params)
+    with engine(folder, head, best()) as llm:
+        made = spied(llm, monkeypatch)
+        assert lookup.seen(llm.generate([PROMPT], params)) == lookup.seen(expected)
+    assert check_drafts(made, [PROMPT], expected, reference.drafts) > 5
 
 
 def test_drafts_with_triton_kernels(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -93,3 +93,10 @@ def test_a_text_without_tokens_is_refused(folder, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(CheckpointError, match=r"empty\.txt: has 0 tokens; at least 2 are needed"):
         measure(Job(model=str(folder[0]), text=str(tmp_path / "empty.txt")))
+
+
+def test_a_text_that_cannot_be_read_is_refused(folder, tmp_path):
+    (tmp_path / "text").write_bytes(b"\xff\xfe")
+    for name in ("text", "none"):
+        with pytest.raises(CheckpointError, match=rf"{name}: cannot be read as a text in UTF-8"):
+            measure(Job(model=str(folder[0]), text=str(tmp_path / name)))

@@ -96,11 +96,12 @@ def test_extreme_codes_do_not_overflow(team, kind):
         blocks[:2, :, 1:] = 0x77
     weight = BlockWeight(blocks.flatten(1), kind, weight.inputs)
     values, packed = weight.restored().double(), pack(weight, team.tiling)
-    x = torch.ones(5, 512)
+    x = torch.ones(6, 512)
     x[1] = -1
     x[2, ::2] = -1
     x[3, 256:] = -1
     x[4, 1::4] = x[4, ::4] = -1
+    x[5, 2::4] = x[5, 3::4] = 0  # one half of a total alone
     exact = as_multiplied(x, kind)
     close(matmul(team, x, packed), exact @ values.T, exact.abs() @ values.abs().T + 1e-30, 2e-6)
 

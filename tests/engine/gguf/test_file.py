@@ -142,3 +142,11 @@ def test_a_tower_of_images_beside_the_model_is_not_the_model(tmp_path: Path) -> 
     first = write(tmp_path / "a.gguf")
     write(tmp_path / "mmproj-a.gguf")
     assert find_gguf(tmp_path) == first
+
+
+def test_a_name_of_no_part_is_that_of_a_whole_file(tmp_path: Path) -> None:
+    for name in ("m-00001-of-00000.gguf", "m-00000-of-00002.gguf", "m-00003-of-00002.gguf"):
+        path = write(tmp_path / name)
+        assert find_gguf(path) == path and find_gguf(tmp_path) == path
+        assert len(read_gguf(path).tensors) == 3
+        path.unlink()

@@ -6,8 +6,9 @@ import pytest
 import torch
 import transformers
 
+from appliance.lockfile.files import read_names
 from engine.api.errors import CheckpointError
-from engine.models.checkpoint import read_checkpoint
+from engine.models.checkpoint import check_tensors, checkpoint_root, read_checkpoint
 from engine.models.gguf_families import FAMILIES
 from kernels.cpu.library import best
 from tests.engine.gguf_writer import Kind, write_gguf
@@ -159,3 +160,59 @@ def test_a_tensor_that_is_not_declared_is_refused(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"blk.1.attn_norm", b"blk.1.attn_form"))
     with pytest.raises(CheckpointError, match=r"m\.gguf: has the tensor blk\.1\.attn_form\.weight, which the declared"):
         read_checkpoint(path)
+
+
+def test_a_name_without_a_layer_is_refused(tmp_path):
+    model = made("smollm3")
+    path = write_gguf(tmp_path / "m.gguf", model, Kind("smollm3"))
+    path.write_bytes(path.read_bytes().replace(b"blk.1.attn_norm", b"blk.x.attn_norm"))
+    with pytest.raises(CheckpointError, match=r"m\.gguf: has the tensor blk\.x\.attn_norm\.weight, which the declared"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "words"),
+    [
+        ("gemma3", "block_count", 2**32 - 1, "gemma3.block_count is 4294967295; it must be at most 4,096"),
+        ("gemma3", "block_count", float("inf"), "gemma3.block_count is inf; it must be at most 4,096"),
+        ("gemma3", "nextn_predict_layers", "x", r"m\.gguf: its keys have values that no gemma3 model has \(invalid"),
+        ("exaone-moe", "leading_dense_block_count", "x", "its keys have values that no exaone-moe model has"),
+        ("exaone-moe", "leading_dense_block_count", 2**31, "tensor blk.1.ffn_gate_exps.weight, which the declared"),
+        ("qwen3moe", "expert_count", 8, r"ffn_gate_exps.weight has shape \[5, 18, 48\], without expert 5; convert"),
+    ],
+)
+def test_keys_with_absurd_values_are_refused(kind, key, value, words, tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", made(kind), Kind(kind, {**CASES[kind][2], key: value}))
+    with pytest.raises(CheckpointError, match=words):
+        read_checkpoint(path)
+
+
+def test_first_files_of_gemma2_have_the_settings_of_that_model(tmp_path):
+    """Its converter did not write them at first, and llama.cpp's loader has these values for such files."""
+    read = read_checkpoint(write_gguf(tmp_path / "m.gguf", made("gemma2"), Kind("gemma2"))).config
+    assert (read["attn_logit_softcapping"], read["final_logit_softcapping"], read["sliding_window"]) == (50, 30, 4096)
+    assert read["layer_types"][:2] == ["sliding_attention", "full_attention"]
+
+
+def test_a_matrix_that_is_turned_is_refused(tmp_path):
+    model = made("smollm3")
+    matrix = model.model.layers[0].mlp.gate_proj.weight
+    matrix.data = matrix.data.T.contiguous()
+    read = read_checkpoint(write_gguf(tmp_path / "m.gguf", model, Kind("smollm3")))
+    with pytest.raises(
+        CheckpointError, match=r"layers\.0\.mlp\.gate_proj\.weight has shape \[48, 66\], but config\.json"
+    ):
+        check_tensors(read.model, read.tensors, read.quantization)
+
+
+def test_a_tower_beside_a_split_file_is_no_model(tmp_path):
+    """The folder is the checkpoint, so that a lock has its other files too."""
+    first = write_gguf(tmp_path / "m.gguf", made("smollm3"), Kind("smollm3"), parts=2)
+    second = tmp_path / "m-00002-of-00002.gguf"
+    (tmp_path / "mmproj-m.gguf").write_bytes(second.read_bytes())
+    (tmp_path / "generation_config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for path in (tmp_path, first, second):
+        assert checkpoint_root(path) == tmp_path
+    names = ("generation_config.json", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "tokenizer.json")
+    assert read_names(checkpoint_root(second)) == names
