@@ -110,7 +110,7 @@ class _Measured:
                 f"{checkpoint.path}: only decoders are measured; this model has other outputs or inputs"
             )
         tokenizer = Tokenizer(checkpoint.path)
-        ids = tokenizer.encode(Path(job.text).read_text())[: job.tokens]
+        ids = tokenizer.encode(Path(job.text).read_text(encoding="utf-8"))[: job.tokens]
         self._windows = [ids[at : at + WINDOW] for at in range(0, len(ids), WINDOW)]
         self._windows = [window for window in self._windows if len(window) > 1]
         if not self._windows:
