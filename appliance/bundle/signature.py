@@ -35,8 +35,8 @@ def sign(index: bytes, key: Path) -> bytes:
 
 
 def verify(index: bytes, signature: bytes | None, key: Path) -> None:
-    """Raises BundleError if the signature is missing or not of this public key, OptionError if the file has no such key,
-    and OSError."""
+    """Raises BundleError if the signature is missing or not of this public key, OptionError for a file without such a
+    key, and OSError."""
     if signature is None:
         raise BundleError(f"is not signed, but {key} is required")
     data = key.read_bytes()
