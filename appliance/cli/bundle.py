@@ -68,7 +68,8 @@ def unpacked(path: Path, key: Path | None) -> Path:
     try:
         return manifest_of(unpack_once(path, cache / "bundles", key))
     except (BundleError, OSError) as error:
-        raise Refused([Problem(Place(str(path)), "", _message(error, path))], _exit(error)) from error
+        message = _message(error, path).removeprefix(f"{path}: ")
+        raise Refused([Problem(Place(str(path)), "", message)], _exit(error)) from error
 
 
 def _reported(command: str, path: Path, run: Callable[[], None]) -> int:

@@ -208,3 +208,18 @@ def test_packages_of_debian_are_components(tmp_path):
     (one,) = system_components(tmp_path)
     assert one.url == "pkg:deb/debian/libc6@2.36-9%2Bdeb12u1?arch=amd64&distro=debian-12"
     assert list(system_components(tmp_path / "nothing")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--public-key", "key.pub"], "--public-key: has no effect without --bundle"),
+        ([str(DEMO), "--public-key", "key.pub"], "--public-key: has no effect without --bundle"),
+        (["--bundle", "none.tar"], "none.tar: no such file or directory\nnone.tar: 1 problem\n"),
+        ([str(DEMO), "--bundle", "none.tar"], "--bundle: has a manifest of its own"),
+    ],
+)
+def test_serve_refuses_options_of_bundles_that_cannot_be_used(words, said, capsys):
+    assert main(["serve", *words]) == exits.MANIFEST.number
+    found = capsys.readouterr().err
+    assert found.startswith(said) and "A model is" not in found
