@@ -102,7 +102,7 @@ clean:
 
 $(BIN)/pip:
 	@test -n "$(PYTHON)" || { echo "make: Slipway needs Python 3.11 or newer on the PATH (or make PYTHON=/path/to/python3.11)" >&2; exit 1; }
-	@echo "setting up $(VENV) with $(PYTHON) (once; downloads about 300 MB)"
+	@echo "setting up $(VENV) with $(PYTHON) (once; downloads 300 MB, or some GB if pip chooses torch with CUDA)"
 	@$(PYTHON) -m venv $(VENV)
 
 # Installs the pinned dependencies first; the package itself is then installed without resolving any.

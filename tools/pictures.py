@@ -60,7 +60,7 @@ class Bar:
 
 def bars(title: str, note: str, panels: Mapping[str, Sequence[Bar]]) -> str:
     """Return panels of horizontal bars, each with its own scale from zero."""
-    width, left, row, parts, y = 760, 300, 24, [text(20, 30, title, size=16, bold=True)], 52
+    width, left, row, parts, y = 760, 320, 24, [text(20, 30, title, size=16, bold=True)], 52
     parts.append(text(20, y, note, size=12, colour="#57606a"))
     for name, content in panels.items():
         y += 34

@@ -23,6 +23,7 @@ from appliance.bundle.index import (
     BundleError,
     Image,
     Index,
+    decode,
     digest_of,
     encode,
 )
@@ -69,6 +70,7 @@ def write_bundle(settings: Settings, plan: Plan, contents: Contents, path: Path)
     image = Image(contents.image, IMAGE if contents.image_archive is not None else "")
     index = Index(dict(sorted(digests.items())), image=image)
     data = encode(index)
+    decode(data)  # refuses names that could not be unpacked
     signature = None if contents.key is None else sign(data, contents.key)
     with _archive(path) as archive:
         _add(archive, INDEX, io.BytesIO(data), digest_of(data))

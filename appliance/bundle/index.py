@@ -19,11 +19,16 @@ INDEX, SIGNATURE, MANIFEST, LOCK, SBOM = (
 )
 IMAGE, MODEL = "image.tar", "model"
 INDEX_BYTES = 16 * 2**20
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@=-]*")
+_SAFE = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*")
+"""Parts of a path in a bundle. None begins with a dot, so none leads upwards."""
 
 
 class BundleError(Exception):
     """Raised for an archive that is not an intact bundle. The message names the archive or the file in it."""
+
+
+class OptionError(BundleError):
+    """Raised for options of a command that cannot be used: a key of another kind, or a folder that exists."""
 
 
 class Image(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,7 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from appliance.bundle.index import INDEX, INDEX_BYTES, MANIFEST, MODEL, SIGNATURE, BundleError, Index, decode
+from appliance.bundle.index import (
+    INDEX,
+    INDEX_BYTES,
+    MANIFEST,
+    MODEL,
+    SIGNATURE,
+    BundleError,
+    Index,
+    OptionError,
+    decode,
+)
 from appliance.bundle.signature import verify
 from appliance.checkpoints.digest import Digest
 
@@ -23,7 +33,7 @@ def unpack(path: Path, folder: Path, key: Path | None = None) -> Index:
     """Verify a bundle and unpack it into a new folder. With `key` its signature is required. Raises BundleError and
     OSError; then the folder does not exist."""
     if folder.exists():
-        raise BundleError(f"{folder}: exists; name a new folder")
+        raise OptionError(f"{folder}: exists; name a new folder")
     with _members(path) as members:
         index, data = _index(members, key)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +70,10 @@ def _is_intact(folder: Path, index: Index, data: bytes) -> bool:
         file = folder / name
         if not file.is_file() or file.is_symlink() or file.stat().st_size != expected.size:
             return False
-        large = name.startswith(f"{MODEL}/")
-        return large or hashlib.sha256(file.read_bytes()).hexdigest() == expected.sha256
+        if name.startswith(f"{MODEL}/"):
+            return True
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest() == expected.sha256
 
     return (folder / INDEX).is_file() and all(same(name, one) for name, one in index.files.items())
 
@@ -76,7 +88,7 @@ class _Members:
     def peek(self) -> tarfile.TarInfo | None:
         if self._next is None:
             self._next = self._archive.next()
-            if self._next is not None and not self._next.isreg():
+            if self._next is not None and (not self._next.isreg() or self._next.issparse()):
                 raise BundleError(f"{self._next.name!a}: a bundle has only regular files")
         return self._next
 
@@ -96,7 +108,7 @@ def _members(path: Path) -> Iterator[_Members]:
     except tarfile.TarError as error:
         raise BundleError(f"{path}: not a bundle, or truncated: {error}") from error
     except BundleError as error:
-        raise BundleError(f"{path}: {error}") from error
+        raise type(error)(f"{path}: {error}") from error
 
 
 def _index(members: _Members, key: Path | None) -> tuple[Index, bytes]:

@@ -2,6 +2,7 @@
 to the parser of a command."""
 
 import argparse
+import re
 from pathlib import Path
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -374,7 +375,7 @@ def quantize(command: argparse.ArgumentParser) -> None:
     command.add_argument("--evaluate", metavar="TEXT", type=Path, required=True, help=text)
     text = "tokens that are read from the text; default 1024"
     command.add_argument("--tokens", metavar="N", type=_above_0, default=1024, help=text)
-    text = "bytes for all matrices, such as 4G or 600M: proposes a format for each layer"
+    text = "bytes for all matrices, such as 4GiB or 600MB: proposes a format for each layer"
     command.add_argument("--budget", metavar="BYTES", type=_bytes, default=0, help=text)
     text = "write the proposal to a file for `slipway convert --mix`"
     command.add_argument("--mix", metavar="FILE", type=Path, default=None, help=text)
@@ -388,15 +389,14 @@ def _trusted(command: argparse.ArgumentParser) -> None:
 
 
 def _bytes(text: str) -> int:
-    """Return a number of bytes, such as 4G or 600M. Raises ArgumentTypeError."""
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    try:
-        found = float(text[:-1]) * units[text[-1].upper()] if text[-1:].upper() in units else float(text)
-        if 0 < found < 1 << 60:
+    """Return a number of bytes, such as 4G, 4GiB or 600MB. K, M and G are powers of 1024. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:([KMG])(iB|B)?|B)?", text, re.IGNORECASE)
+    if match:
+        base = 1000 if (match[3] or "").upper() == "B" else 1024
+        found = float(match[1]) * base ** " KMG".index((match[2] or " ").upper())
+        if 1 <= found < 1 << 60:
             return int(found)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 4G or 600M")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 4GiB or 600MB")
 
 
 def _above_0(text: str) -> int:

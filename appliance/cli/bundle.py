@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from appliance.bundle.build import Contents, total_bytes, write_bundle
-from appliance.bundle.index import BundleError
+from appliance.bundle.index import BundleError, OptionError
 from appliance.bundle.sbom import sbom
 from appliance.bundle.unpack import manifest_of, unpack, unpack_once
 from appliance.config import exits
@@ -68,7 +68,8 @@ def unpacked(path: Path, key: Path | None) -> Path:
     try:
         return manifest_of(unpack_once(path, cache / "bundles", key))
     except (BundleError, OSError) as error:
-        raise Refused([Problem(Place(str(path)), "", _message(error, path))], exits.INTEGRITY) from error
+        message = _message(error, path).removeprefix(f"{path}: ")
+        raise Refused([Problem(Place(str(path)), "", message)], _exit(error)) from error
 
 
 def _reported(command: str, path: Path, run: Callable[[], None]) -> int:
@@ -79,8 +80,16 @@ def _reported(command: str, path: Path, run: Callable[[], None]) -> int:
         message = _message(error, path)
         name = "" if message.startswith(str(path)) else f"{path}: "
         print(f"slipway {command}: {name}{message}", file=sys.stderr)
-        return exits.INTEGRITY.number
+        return _exit(error).number
     return exits.OK.number
+
+
+def _exit(error: BundleError | OSError) -> exits.Exit:
+    """Return the exit code: for a damaged bundle, for an option that names a wrong file, or for another failure."""
+    if isinstance(error, BundleError):
+        return exits.MANIFEST if isinstance(error, OptionError) else exits.INTEGRITY
+    named = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError
+    return exits.MANIFEST if isinstance(error, named) else exits.INTERNAL
 
 
 def _message(error: BundleError | OSError, path: Path) -> str:

@@ -16,9 +16,10 @@ def convert(options: argparse.Namespace) -> int:
     """Write a checkpoint in 4 or 8 bits. Return the exit code."""
     try:
         mix = {} if options.mix is None else _mix(options.mix)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        print(f"{options.mix}: is not a file of `slipway quantize --mix`: {error!r}", file=sys.stderr)
-        return exits.MANIFEST.number
+    except OSError as error:
+        return _wrong("convert", f"{options.mix}: {(error.strerror or str(error)).lower()}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _wrong("convert", f"{options.mix}: is not a file of `slipway quantize --mix`: {error}")
     job = {
         "source": str(options.model),
         "target": str(options.target),
@@ -40,6 +41,16 @@ def convert(options: argparse.Namespace) -> int:
 
 def quantize(options: argparse.Namespace) -> int:
     """Report what rounding costs, by layer. Return the exit code."""
+    if options.mix is not None and not options.budget:
+        return _wrong("quantize", "--mix: has no effect without --budget")
+    try:  # before a measurement that may take hours
+        options.evaluate.read_text(encoding="utf-8")
+    except OSError as error:
+        return _wrong("quantize", f"{error.filename}: {(error.strerror or str(error)).lower()}")
+    except UnicodeDecodeError:
+        return _wrong("quantize", f"{options.evaluate}: is not a text in UTF-8")
+    if options.mix is not None and not options.mix.parent.is_dir():
+        return _wrong("quantize", f"{options.mix.parent}: no such directory")
     job = {
         "model": str(options.model),
         "text": str(options.evaluate),
@@ -55,9 +66,18 @@ def quantize(options: argparse.Namespace) -> int:
     else:
         _print(report, options)
     if options.mix is not None and report["mix"]:
-        options.mix.write_text(json.dumps({"layers": _entries(report["mix"])}, indent=2) + "\n")
+        try:
+            options.mix.write_text(json.dumps({"layers": _entries(report["mix"])}, indent=2) + "\n")
+        except OSError as error:
+            return _wrong("quantize", f"{error.filename}: {(error.strerror or str(error)).lower()}")
         print(f"{options.mix}: written; slipway convert {options.model} FOLDER --mix {options.mix}", file=sys.stderr)
     return exits.OK.number
+
+
+def _wrong(command: str, message: str) -> int:
+    """Print what is wrong with the command line, and return the exit code."""
+    print(f"slipway {command}: {message}", file=sys.stderr)
+    return exits.MANIFEST.number
 
 
 def _run(module: str, job: dict[str, Any]) -> Any:
@@ -71,7 +91,7 @@ def _run(module: str, job: dict[str, Any]) -> Any:
 
 
 def _mix(path: Path) -> dict[str, str]:
-    """Return the format of each layer. Raises OSError, ValueError, KeyError or AttributeError."""
+    """Return the format of each layer. Raises OSError, ValueError, KeyError, TypeError or AttributeError."""
     found = {str(entry): str(format) for entry, format in json.loads(path.read_text())["layers"].items()}
     unknown = next((format for format in found.values() if format not in ("int4", "int8", "stored")), None)
     if unknown is not None:

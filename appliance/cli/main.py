@@ -194,7 +194,8 @@ def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False)
 
             form = getattr(options, "format", "text")
             print_problems(refused, options.manifest, form, sys.stdout if report and form != "text" else sys.stderr)
-            if form == "text" and getattr(options, "manifest", None) is not None:
+            archive = getattr(options, "bundle", None) or getattr(options, "public_key", None)
+            if form == "text" and archive is None and getattr(options, "manifest", None) is not None:
                 from appliance.cli.model_argument import explain_missing
 
                 if missing := explain_missing(str(options.manifest)):
@@ -317,7 +318,7 @@ def serve(options: argparse.Namespace) -> int:
 def _proven_for_a_start(options: argparse.Namespace) -> Any:
     from appliance.planning.validate import NotPlanned, download_before_start
 
-    if options.bundle is not None:
+    if options.bundle is not None or options.public_key is not None:
         _unpack_bundle(options)
     elif options.manifest is None:
         _find_manifest(options)
@@ -342,6 +343,9 @@ def _unpack_bundle(options: argparse.Namespace) -> None:
     from appliance.config.problems import Problem, Refused
     from appliance.config.yaml_loader import Place
 
+    if options.bundle is None:
+        options.manifest = options.manifest or options.public_key  # the subject of the message
+        raise Refused([Problem(Place("--public-key"), "", "has no effect without --bundle, which names the bundle")])
     manifest, options.manifest = options.manifest, options.bundle
     if manifest is not None:
         raise Refused([Problem(Place("--bundle"), "", f"has a manifest of its own; leave out {manifest}")])

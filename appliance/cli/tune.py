@@ -66,6 +66,8 @@ def _options(options: argparse.Namespace, given: Given, machine: Machine | None,
             raise ValueError(f"--{name} {getattr(options, name)}: use a number above 0")
     if options.runs < 0:
         raise ValueError(f"--runs {options.runs}: use 0 or more")
+    if not 0 <= options.min_attainment <= 1:
+        raise ValueError(f"--min-attainment {options.min_attainment}: use a share from 0 to 1")
     attainment = options.min_attainment or (0.95 if bench.objectives else 0.0)
     runs = 0 if machine is not None else options.runs
     return Options(

@@ -47,7 +47,11 @@ class Slipway:
         self._process = subprocess.Popen([*COMMAND, "--host", "127.0.0.1", "--port", str(port)])
         self._url = f"{{SCHEME}}://127.0.0.1:{{port}}"
         self._client = httpx.AsyncClient(
-            base_url=self._url, timeout=None, verify=False, limits=httpx.Limits(max_connections=None)
+            base_url=self._url,
+            timeout=None,
+            verify=False,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None),
         )
         deadline = time.monotonic() + STARTUP_S
         while not self._answers("/ready"):
@@ -57,7 +61,7 @@ class Slipway:
 
     def _answers(self, path: str) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self._url + path, verify=False, timeout=5).status_code == 200
+            return httpx.get(self._url + path, verify=False, trust_env=False, timeout=5).status_code == 200
         return False
 
     def check_health(self) -> None:

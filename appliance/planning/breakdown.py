@@ -119,7 +119,7 @@ def _cache_accounts(budget: MemoryBudget, cache: Choice[int], blocks: int, conte
     one = Step("blocks of one request, by group", per_group, needs, "blocks", False)
     fit = (blocks - 1) // needs
     at_once = Step("requests", f"⌊({number(blocks)} − 1) / {number(needs)}⌋", fit, "requests", False)
-    whole = f"requests of {context} tokens(full context) that fit into the cache at the same time"
+    whole = f"requests of {context} tokens (full context) that fit into the cache at the same time"
     return (
         Account("block", "one block of the KV cache", (page, *block)),
         Account("state", "bytes of a token in all layers that keep it", tuple(each)),

@@ -48,7 +48,7 @@ def _wait(url: str, service: "subprocess.Popen[bytes]", within_s: float, log: Pa
         if service.poll() is not None:
             raise ServiceError(f"`slipway serve` exited with code {service.returncode}: {_last_lines(log)}")
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/ready").status_code == 200:
+            if httpx.get(f"{url}/ready", trust_env=False).status_code == 200:
                 return
         time.sleep(_POLL_S)
     raise ServiceError(f"the service was not ready within {within_s:.0f} s: {_last_lines(log)}")

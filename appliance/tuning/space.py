@@ -19,6 +19,13 @@ Point = tuple[int, ...]
 
 MAX_RUNNING = tuple(2**power for power in range(2, 10))
 LEAST_STEP_TOKENS = 16
+SIMULATED = frozenset(
+    (
+        *("engine.scheduling.max_running", "engine.scheduling.max_step_tokens", "parallelism.data"),
+        *("parallelism.tensor", "hardware.kv_cache_memory"),
+    )
+)
+"""Keys whose whole effect is in the simulation, as far as a search is concerned: those of `default_axes`."""
 STARTS = 3
 """Number of points whose neighbours are tried."""
 

@@ -24,7 +24,7 @@ from appliance.tuning.predict import Predictor, correction, fitted, model_of
 from appliance.tuning.results import Results
 from appliance.tuning.service import ServiceError, running
 from appliance.tuning.sessions import Encode
-from appliance.tuning.space import Axis, Point, Search, Settings, settings
+from appliance.tuning.space import SIMULATED, Axis, Point, Search, Settings, settings
 from engine.core.whatif.times import StepTimes
 from engine.text import Tokenizer
 
@@ -227,13 +227,19 @@ class Tuner:
                 self._measure(candidate, number)
 
     def _finalists(self, ranked: Sequence[Candidate]) -> list[Candidate]:
-        """Return the best candidates, each with another prediction: settings without an effect make no difference."""
-        chosen, known = list[Candidate](), list[Figures | None]()
+        """Return the best candidates, each with another prediction: settings without an effect make no difference.
+        Values of keys that the simulation may not know, such as speculation.method, are always different candidates."""
+        chosen, known = list[Candidate](), list[tuple[Settings, Figures]]()
         for one in ranked:
-            alone = one.predicted is None or all(_without_memory(one.predicted) != other for other in known)
-            if one.settings != BASE and alone and len(chosen) < self.options.finalists:
-                chosen.append(one)
-                known.append(None if one.predicted is None else _without_memory(one.predicted))
+            if one.settings == BASE or len(chosen) == self.options.finalists:
+                continue
+            if one.predicted is not None:
+                others = tuple(pair for pair in one.settings if pair[0] not in SIMULATED)
+                made = others, _without_memory(one.predicted)
+                if made in known:
+                    continue
+                known.append(made)
+            chosen.append(one)
         return chosen
 
     def _measure(self, candidate: Candidate, number: int, *, record: bool = False) -> None:

@@ -18,6 +18,8 @@ from engine.llm import MediaPrompt
 from engine.models.checkpoint import check_tensors, read_checkpoint
 from engine.models.media import media_sources
 from kernels.cpu.library import best
+from tests.cells import Shows
+from tests.engine.layers.test_footprint import compare
 from tests.engine.media_models import IMAGE, TEXT, Family, Picture, opened, picture, qwen_picture, saved
 
 EMBED, EACH, PLAIN = Pooling("embed"), Pooling("token_embed"), Pooling("embed", activate=False)
@@ -76,7 +78,7 @@ def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, F
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_vectors_of_images_and_texts_equal_transformers(case: tuple[str, Family], kernels: str) -> None:
+def test_vectors_of_images_and_texts_equal_transformers(case: tuple[str, Family], kernels: str, shows: Shows) -> None:
     """Rows of images and texts are in the same steps, and a repeated image is not computed again."""
     name, family = case
     pictures = [dual_picture(name, seed) for seed in (1, 2, 3)]
@@ -91,16 +93,35 @@ def test_vectors_of_images_and_texts_equal_transformers(case: tuple[str, Family]
     for one, other, vector in zip(plain, unit, want, strict=True):
         np.testing.assert_allclose(one, vector, rtol=0, atol=1e-4)
         np.testing.assert_allclose(other, vector / np.linalg.norm(vector), rtol=0, atol=1e-5)
+    shows(family.folder, *(("loads", "equals transformers") if kernels == "torch" else ("compiled CPU",)))
 
 
-def test_vectors_with_triton_equal_transformers(tmp_path: Path) -> None:
-    family = dual("Siglip", tmp_path)
-    one, text = dual_picture("Siglip", 1), [5, 9, 95]
+def test_vectors_with_triton_equal_transformers(case: tuple[str, Family], shows: Shows) -> None:
+    name, family = case
+    one, text = dual_picture(name, 1), [5, 9, 95]
     with opened(family, "triton", max_context=12, max_running=2, max_step_tokens=16) as llm:
         found = llm.pool([text, alone(one, family), alone(one, family)], PLAIN)
     np.testing.assert_allclose(found[0], text_vector(family, text), rtol=0, atol=1e-4)
     for each in found[1:]:
         np.testing.assert_allclose(each, image_vector(family, one), rtol=0, atol=1e-4)
+    shows(family.folder, "Triton interpreted")
+
+
+def test_vectors_of_two_ranks_equal_transformers(case: tuple[str, Family], shows: Shows) -> None:
+    name, family = case
+    one, text = dual_picture(name, 2), [5, 9, 95]
+    with opened(family, "torch", max_context=12, tensor=2) as llm:
+        of_text, of_image = llm.pool([text, alone(one, family)], PLAIN)
+    np.testing.assert_allclose(of_text, text_vector(family, text), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(of_image, image_vector(family, one), rtol=0, atol=1e-4)
+    shows(family.folder, "2 ranks")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_loaded_bytes_are_the_planned_bytes(case: tuple[str, Family], kernels: str, shows: Shows) -> None:
+    _, family = case
+    compare(read_checkpoint(family.folder), kernels)
+    shows(family.folder, "planned bytes = loaded bytes")
 
 
 def test_an_image_is_a_prompt_of_its_own(case: tuple[str, Family]) -> None:

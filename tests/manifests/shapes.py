@@ -9,7 +9,6 @@ from pathlib import Path
 
 from engine.formats.format import Stored
 from engine.models.checkpoint import INDEX, read_checkpoint
-from engine.models.gguf import LAYER_NAMES, NAMES
 from engine.models.headers import ELEMENT_BYTES
 from engine.models.sources import sources
 from engine.models.stored import stored_tensors
@@ -31,6 +30,24 @@ PARAMETERS = {
 }  # as the hub counts the tensors of the published checkpoints; a tied head once
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]  # type as headers spell it, shape
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Names of llama.cpp for the paths of Llama and Qwen, below the layer for those of layers."""
 
 
 def make_checkpoint(name: str, folder: Path) -> Path:
@@ -109,13 +126,12 @@ def make_gguf(name: str, folder: Path, quant: str = "Q4_0") -> Path:
     config = json.loads((CONFIGS / f"{name}.json").read_text())
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
-    theirs = {ours: each for each, ours in LAYER_NAMES.items()} | {ours: each for each, ours in NAMES.items()}
     writer = gguf.GGUFWriter(folder / f"{name}-{quant}.gguf", config["model_type"])
     matrix, size = gguf.GGMLQuantizationType[quant], 0
     for full, shape in sources(read_checkpoint(folder, weights=False).model).items():
         path, _, suffix = full.rpartition(".")
         layer = path.removeprefix("model.layers.").split(".", 1) if path.startswith("model.layers.") else None
-        told = f"blk.{layer[0]}.{theirs[layer[1]]}" if layer else theirs[path]
+        told = f"blk.{layer[0]}.{GGUF_NAMES[layer[1]]}" if layer else GGUF_NAMES[path]
         kind = matrix if len(shape) > 1 else gguf.GGMLQuantizationType.F32
         elements, block = gguf.GGML_QUANT_SIZES[kind]
         nbytes = math.prod(shape) // elements * block

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import subprocess
 import tarfile
 from importlib.metadata import version
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from appliance.bundle.index import LOCK, MANIFEST, SBOM, BundleError, Index, decode, encode
 from appliance.bundle.sbom import sbom, system_components
+from appliance.checkpoints.digest import Digest
 from appliance.cli.main import main
 from appliance.config import exits
 
@@ -135,12 +138,42 @@ def test_a_required_signature_must_be_of_the_key_and_of_this_index(bundle, tmp_p
 def test_a_key_of_another_kind_and_existing_folders_are_one_message(bundle, tmp_path, capsys):
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", tmp_path / "ec"], check=True)
     (tmp_path / "sbom.json").write_text("{}")
-    assert write(tmp_path / "x.tar", "--sign", str(tmp_path / "ec")) == exits.INTEGRITY.number
+    assert write(tmp_path / "x.tar", "--sign", str(tmp_path / "ec")) == exits.MANIFEST.number
     assert "Ed25519" in capsys.readouterr().err and not (tmp_path / "x.tar").exists()
-    assert unpack(bundle, tmp_path) == exits.INTEGRITY.number
+    assert unpack(bundle, tmp_path) == exits.MANIFEST.number
     assert "exists" in capsys.readouterr().err
-    assert unpack(tmp_path / "nothing.tar", tmp_path / "y") == exits.INTEGRITY.number
+    assert unpack(tmp_path / "nothing.tar", tmp_path / "y") == exits.MANIFEST.number
     assert "no such file" in capsys.readouterr().err
+    assert main(["sbom", "-o", str(tmp_path / "none" / "sbom.json")]) == exits.MANIFEST.number
+    assert "no such file" in capsys.readouterr().err
+
+
+def indexed(files):
+    files = {**dict.fromkeys((MANIFEST, LOCK, SBOM), Digest(0, "0" * 64)), **dict.fromkeys(files, Digest(0, "0" * 64))}
+    return encode(Index(files))
+
+
+def test_names_of_checkpoints_are_kept_and_others_refused():
+    good = ("model/_shard (1) of 2.safetensors", "model/1_Pooling/config.json", "model/Qwen 3 – Q4.gguf")
+    assert decode(indexed(good)).files.keys() >= set(good)
+    for name in ("/etc/x", "../x", "model/../x", "model/./x", "model//x", "model/", "", "model/.x", "a\\b", "a\nb"):
+        with pytest.raises(BundleError, match="not a name"):
+            decode(indexed([name]))
+
+
+def test_a_name_that_could_not_be_unpacked_is_not_bundled(tmp_path, capsys):
+    """The checkpoint's index of shards names a hidden file."""
+    demo, model = ROOT / "manifests" / "demo", tmp_path / "model"
+    shutil.copytree(demo, model)
+    data = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").rename(model / ".hidden.safetensors")
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    names = {name: ".hidden.safetensors" for name in header if name != "__metadata__"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (tmp_path / "sbom.json").write_text("{}")
+    words = ["bundle", str(model), "-o", str(tmp_path / "x.tar"), "--sbom", str(tmp_path / "sbom.json")]
+    assert main(words) == exits.INTEGRITY.number
+    assert "model/.hidden.safetensors" in capsys.readouterr().err and not (tmp_path / "x.tar").exists()
 
 
 def test_an_image_archive_is_a_part_with_its_digest(tmp_path, capsys):
@@ -175,3 +208,18 @@ def test_packages_of_debian_are_components(tmp_path):
     (one,) = system_components(tmp_path)
     assert one.url == "pkg:deb/debian/libc6@2.36-9%2Bdeb12u1?arch=amd64&distro=debian-12"
     assert list(system_components(tmp_path / "nothing")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--public-key", "key.pub"], "--public-key: has no effect without --bundle"),
+        ([str(DEMO), "--public-key", "key.pub"], "--public-key: has no effect without --bundle"),
+        (["--bundle", "none.tar"], "none.tar: no such file or directory\nnone.tar: 1 problem\n"),
+        ([str(DEMO), "--bundle", "none.tar"], "--bundle: has a manifest of its own"),
+    ],
+)
+def test_serve_refuses_options_of_bundles_that_cannot_be_used(words, said, capsys):
+    assert main(["serve", *words]) == exits.MANIFEST.number
+    found = capsys.readouterr().err
+    assert found.startswith(said) and "A model is" not in found

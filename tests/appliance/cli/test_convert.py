@@ -1,5 +1,6 @@
 """`slipway convert` and `slipway quantize` on a tiny checkpoint, from measurement to a served mix."""
 
+import argparse
 import json
 import subprocess
 
@@ -8,6 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from appliance.cli.arguments import _bytes
 from appliance.cli.main import main
 from engine.models.checkpoint import read_checkpoint
 from tests.engine.quantized_writers import random_model
@@ -48,5 +50,35 @@ def test_errors_name_the_cause(folder, tmp_path, capfd):
     assert "wrong.json: is not a file of `slipway quantize --mix`" in capfd.readouterr().err
     with pytest.raises(SystemExit):
         main(["quantize", str(folder), "--evaluate", "x", "--budget", "many"])
-    assert "'many' is not a number of bytes, such as 4G or 600M" in capfd.readouterr().err
+    assert "'many' is not a number of bytes, such as 4GiB or 600MB" in capfd.readouterr().err
+    assert main(["convert", str(folder), str(tmp_path / "made"), "--mix", str(tmp_path / "none.json")]) == 2
+    assert capfd.readouterr().err.endswith("none.json: no such file or directory\n")
     assert not (tmp_path / "made").exists()
+
+
+def test_quantize_finds_wrong_files_before_it_measures(folder, tmp_path, capfd):
+    text, mix = str(folder / "text.txt"), str(tmp_path / "mix.json")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for words, said in (
+        (["--evaluate", str(tmp_path / "none.txt")], "none.txt: no such file or directory"),
+        (["--evaluate", str(tmp_path / "binary")], "binary: is not a text in UTF-8"),
+        (["--evaluate", text, "--budget", "1M", "--mix", str(tmp_path / "no" / "m")], "no: no such directory"),
+        (["--evaluate", text, "--mix", mix], "--mix: has no effect without --budget"),
+    ):
+        assert main(["quantize", str(folder), *words]) == 2
+        shown = capfd.readouterr().err
+        assert said in shown and "measured" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("600", 600), ("4G", 4 << 30), ("1.5k", 1536), ("4GiB", 4 << 30), ("600MB", 600_000_000), ("12B", 12)],
+)
+def test_sizes_have_units(text, count):
+    assert _bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1T", "4 GiB", "G", "1e9", "9" * 20])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        _bytes(text)

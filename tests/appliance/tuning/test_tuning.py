@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -11,10 +12,14 @@ from appliance.bench.arrivals import Arrivals, start_times
 from appliance.bench.run import Loop
 from appliance.bench.workload import Lengths, WorkloadOptions, make_workload
 from appliance.cli.main import main
+from appliance.config.settings import Given
+from appliance.hardware.described import hardware
+from appliance.planning.validate import validate
 from appliance.tuning.objective import Objective
 from appliance.tuning.results import ResultsError, open_results
 from appliance.tuning.sessions import SessionRequests
-from appliance.tuning.space import Axis, Search, settings
+from appliance.tuning.space import SIMULATED, Axis, Search, default_axes, settings
+from appliance.tuning.tune import Candidate, Tuner
 from engine.core.config import SchedulerConfig
 from engine.core.whatif.simulate import simulate_requests
 from engine.kv.layout import Group, Layout
@@ -206,6 +211,24 @@ def test_less_memory_is_found_under_a_limit(tmp_path, capsys):
     assert keys_of(out)
 
 
+def test_equal_predictions_are_run_once_unless_a_key_is_not_simulated():
+    plan, figures = SimpleNamespace(), {"output_tokens_per_second": 1.0, "memory": 5}
+    chosen = [(), (("speculation.method", "ngram"),), (("speculation.method", "suffix"),)]
+    chosen += [(("engine.scheduling.max_running", value),) for value in ("8", "16")]
+    ranked = [Candidate(one, plan, 0, {**figures, "memory": at}) for at, one in enumerate(chosen)]
+    tuner = SimpleNamespace(options=SimpleNamespace(finalists=9))
+    assert [one.settings for one in Tuner._finalists(tuner, ranked)] == chosen[1:4]
+    tuner.options.finalists = 1
+    assert [one.settings for one in Tuner._finalists(tuner, ranked)] == chosen[1:2]
+
+
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
+def test_keys_that_are_searched_are_simulated(objective):
+    plan = validate(Given(Path(DEMO)), hardware("h100x4"))
+    keys = {axis.key for axis in default_axes(plan, objective, Loop(8))}
+    assert keys <= SIMULATED and (objective == "memory") == ("hardware.kv_cache_memory" in keys)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -216,6 +239,7 @@ def test_less_memory_is_found_under_a_limit(tmp_path, capsys):
         (("--runs", "-1"), "--runs -1"),
         (("--only-keys",), "nothing to search"),
         (("--slo", "tpot=fast"), "--slo"),
+        (("--min-attainment", "95"), "--min-attainment 95"),
     ],
 )
 def test_a_wrong_option_is_one_message(options, said, tmp_path, capsys):
