@@ -324,6 +324,7 @@ def build_server(app: FastAPI, service: Service) -> Server:
         http="httptools",
         ws="wsproto",
         ws_max_size=MAX_EVENT,
+        ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -616,7 +616,7 @@ class Pages:
         for qkv, (first, count) in zip(self.qkv, self.rows, strict=True):
             qkv = qkv.clone()
             if turned:
-                # Positions that came before were written as they are.
+                # Earlier positions were written without changes.
                 cos, sin = rope_angles(
                     torch.arange(first, first + count), 0.1 ** torch.arange(turned // 2), 1.0, interleaved
                 )
