@@ -1,8 +1,10 @@
 """The WebSockets of the gateway on real sockets: handshakes, hostile clients, and both kinds beside each other."""
 
 import asyncio
+import base64
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +15,9 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, Ping, Request, TextMessage
 from wsproto.extensions import PerMessageDeflate
 
+from appliance.security.keys import parse_keys
 from appliance.server.http import websocket
+from appliance.server.speech import realtime
 from tests.appliance.conftest import Gateway, until
 
 STREAM, REALTIME = "/invocations-bidirectional-stream", "/v1/realtime"
@@ -43,6 +47,10 @@ class Client:
 
     def ask(self, text: str) -> Any:
         self.send(TextMessage(data=text))
+        return self.receive()
+
+    def receive(self) -> Any:
+        """Return the next message."""
         reply = ""
         while True:
             event = self.next()
@@ -89,10 +97,10 @@ def exchange(gateway: Gateway, head: str, body: bytes = b"") -> bytes:
 
 
 def test_both_sockets_open_beside_each_other(gateway: Gateway) -> None:
-    with opened(gateway, STREAM) as stream, opened(gateway, REALTIME) as realtime:
-        assert realtime.next().data.startswith('{"type":"session.created"')
+    with opened(gateway, STREAM) as stream, opened(gateway, REALTIME) as session:
+        assert session.next().data.startswith('{"type":"session.created"')
         assert stream.ask("{")["error"]["code"] == 400
-        assert realtime.ask("[1]")["type"] == "error"
+        assert session.ask("[1]")["type"] == "error"
         assert stream.ask("[1]")["error"]["code"] == 400
     until("both connections are removed", lambda: active(gateway) == 1)
 
@@ -200,3 +208,144 @@ def test_realtime_refuses_compression(gateway: Gateway) -> None:
         client.send(Request(host="a", target=REALTIME, extensions=[PerMessageDeflate()]))
         event = client.next()
         assert isinstance(event, AcceptConnection) and not event.extensions
+
+
+SILENCE = base64.b64encode(bytes(4800)).decode()  # 0.1 s
+TRANSCRIPTION = "conversation.item.input_audio_transcription"
+
+
+def event(kind: str, **fields: Any) -> str:
+    return json.dumps({"type": kind, **fields})
+
+
+def commit(client: Client) -> Any:
+    """Commit a buffer. Return the event after those of the new item."""
+    client.send(TextMessage(data=event("input_audio_buffer.append", audio=SILENCE)))
+    assert client.ask(event("input_audio_buffer.commit"))["type"] == "input_audio_buffer.committed"
+    assert client.receive()["type"] == "conversation.item.added"
+    return client.receive()
+
+
+@contextmanager
+def realtime_session(gateway: Gateway, key: str | None = None) -> Iterator[Client]:
+    with connected(gateway) as connection:
+        client = Client(connection)
+        headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        client.send(Request(host="a", target=REALTIME, extra_headers=headers))
+        assert isinstance(client.next(), AcceptConnection)
+        assert client.receive()["type"] == "session.created"
+        yield client
+
+
+def test_a_refused_realtime_handshake_has_the_status_of_its_error(
+    start_gateway: Callable[..., Gateway], new_engine: Callable[..., Any]
+) -> None:
+    gateway = start_gateway(new_engine().start(), tasks=("transcribe",), keys=["sk-a name=alice"])
+    head, key = f"GET {REALTIME}%s HTTP/1.1\r\n{UPGRADE}", "Authorization: Bearer sk-a\r\n"
+    for query, headers, status in (
+        ("", "", 401),
+        ("?model=other", key, 404),
+        ("", f"{key}Origin: https://evil.example\r\n", 403),
+    ):
+        reply = exchange(gateway, head % query + headers)
+        assert int(reply.split()[1]) == status
+        assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == status
+    gateway.service.closed = True
+    assert exchange(gateway, head % "" + key).split()[1] == b"503"
+
+
+def test_an_audio_text_outside_of_ascii_is_an_event_error(gateway: Gateway) -> None:
+    with realtime_session(gateway) as client:
+        assert (
+            "base64"
+            in client.ask(event("input_audio_buffer.append", audio="\u00e9\u00e9\u00e9\u00e9"))["error"]["message"]
+        )
+        assert client.ask(event("input_audio_buffer.clear"))["type"] == "input_audio_buffer.cleared"
+
+
+def test_an_item_after_an_unexpected_error_is_transcribed(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = [KeyError("planted")]
+
+    async def pieces(*_: Any) -> Any:
+        if faults:
+            raise faults.pop()
+
+        async def found() -> Any:
+            yield "text"
+
+        return found()
+
+    monkeypatch.setattr(realtime, "_pieces", pieces)
+    with realtime_session(gateway) as client:
+        failed = commit(client)
+        assert failed["type"] == f"{TRANSCRIPTION}.failed" and failed["error"]["code"] == 500
+        assert commit(client)["delta"] == "text"
+        assert client.receive()["transcript"] == "text"
+        until("no request is open", lambda: gateway.service.open_requests == 0)
+    assert "unexpected KeyError" in caplog.text
+
+
+def test_a_removed_key_ends_the_transcripts_of_its_connection(
+    start_gateway: Callable[..., Gateway], new_engine: Callable[..., Any]
+) -> None:
+    gateway = start_gateway(new_engine().start(), tasks=("transcribe",), keys=["sk-a name=alice"])
+    with realtime_session(gateway, "sk-a") as client:
+        gateway.service.keys = tuple(parse_keys(["sk-b name=bob"], "keys"))
+        failed = commit(client)
+        assert failed["type"] == f"{TRANSCRIPTION}.failed" and failed["error"]["code"] == 401
+
+
+def test_a_drain_completes_committed_items_and_a_lost_client_ends_its_items(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    async def pieces(*_: Any) -> Any:
+        async def found() -> Any:
+            while not goes_on.is_set():
+                await asyncio.sleep(0.01)
+            yield "text"
+
+        return found()
+
+    monkeypatch.setattr(realtime, "_pieces", pieces)
+    append = event("input_audio_buffer.append", audio=SILENCE)
+    with realtime_session(gateway) as client, realtime_session(gateway) as lost:
+        for each in (client, lost):
+            for _ in range(2):
+                each.send(TextMessage(data=append))
+                each.ask(event("input_audio_buffer.commit"))
+                each.receive()
+        assert gateway.service.open_requests == 4
+        lost.socket.close()
+        until("the items of the lost client have ended", lambda: gateway.service.open_requests == 2)
+        gateway.service.closed = True
+        goes_on.set()
+        kinds = [client.receive()["type"].removeprefix(TRANSCRIPTION) for _ in range(4)]
+        assert kinds == [".delta", ".completed"] * 2
+        client.send(TextMessage(data=append))
+        close = client.next()
+        assert isinstance(close, CloseConnection) and close.code == 1001
+    until("no request is open", lambda: gateway.service.open_requests == 0)
+
+
+def test_audio_without_a_transcript_is_limited(
+    start_gateway: Callable[..., Gateway], new_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pieces(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(realtime, "_pieces", pieces)
+    limits = {"limits.max_audio_seconds": 0.14}
+    gateway = start_gateway(new_engine().start(), tasks=("transcribe",), **limits)
+    append = TextMessage(data=event("input_audio_buffer.append", audio=SILENCE))
+    with realtime_session(gateway) as client:
+        for _ in range(2):
+            client.send(append)
+            assert client.ask(event("input_audio_buffer.commit"))["type"] == "input_audio_buffer.committed"
+            client.receive()
+        client.send(append)
+        client.send(append)
+        assert "twice the server's" in client.receive()["error"]["message"]
