@@ -387,7 +387,7 @@ def _grpc(service: Service, app: ASGIApp) -> AbstractAsyncContextManager[None]:
     from appliance.server.platforms.grpc_server import grpc_served  # needs grpcio
 
     log.info("listening for gRPC on port %d", service.config.endpoints.grpc_port)
-    return grpc_served(service.config, app)
+    return grpc_served(service.config, app, service.certificate)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -411,5 +411,9 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_PERMANENT
     import uvloop
 
-    uvloop.run(serve(service, listener))
+    try:
+        uvloop.run(serve(service, listener))
+    except ConfigError as error:  # the port of gRPC
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
     return 0
