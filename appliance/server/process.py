@@ -92,7 +92,7 @@ def build_service(
 
     def used(submit: Submit, tokens: Tokens) -> None:
         if submit.id.startswith(REQUEST_ID) and not submit.owner:
-            return  # nobody pays for the requests of the service itself
+            return  # requests of the service itself have no client
         key = allowances.shown(submit.owner) if submit.owner else ""
         ledger.add(key, submit.adapter or config.names[0], tokens)
 

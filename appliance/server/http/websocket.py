@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import h11
 import orjson
 from starlette.types import ASGIApp, Message
 from wsproto import ConnectionType, WSConnection
@@ -41,7 +40,7 @@ MAX_PENDING = 64
 IDLE_S = 600.0
 """Time without input after which a socket is closed, unless a request is in progress and the client reads its reply.
 SageMaker pings every minute."""
-LINGER_S = 5.0  # time for the client to read what was sent before the end
+LINGER_S = 5.0  # maximum time for the client to read the last messages
 NORMAL, GOING_AWAY, UNSUPPORTED, TOO_BIG, INTERNAL, BUSY = 1000, 1001, 1003, 1009, 1011, 1013
 Headers = list[tuple[bytes, bytes]]
 
@@ -74,7 +73,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._socket.initiate_upgrade_connection(self._scope["headers"], self._scope["raw_path"])
             (event,) = self._socket.events()
             assert isinstance(event, Request), "the first event of a handshake is its request"
-        except (RemoteProtocolError, h11.ProtocolError, UnicodeError) as error:
+        except Exception as error:  # of wsproto or h11, or UnicodeError for the Host header
             transport.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             log.info("invalid handshake of a WebSocket: %s", error)
             transport.close()

@@ -1,4 +1,4 @@
-"""The WebSockets of the gateway on real sockets: handshakes, hostile clients, and both kinds beside each other."""
+"""The WebSockets of the gateway on real sockets: handshakes, hostile clients, and both kinds together."""
 
 import asyncio
 import base64
@@ -96,7 +96,7 @@ def exchange(gateway: Gateway, head: str, body: bytes = b"") -> bytes:
         return b"".join(pieces)
 
 
-def test_both_sockets_open_beside_each_other(gateway: Gateway) -> None:
+def test_both_sockets_are_open_together(gateway: Gateway) -> None:
     with opened(gateway, STREAM) as stream, opened(gateway, REALTIME) as session:
         assert session.next().data.startswith('{"type":"session.created"')
         assert stream.ask("{")["error"]["code"] == 400
@@ -219,7 +219,7 @@ def event(kind: str, **fields: Any) -> str:
 
 
 def commit(client: Client) -> Any:
-    """Commit a buffer. Return the event after those of the new item."""
+    """Commit a buffer, skip the two events of the new item, and return the next event."""
     client.send(TextMessage(data=event("input_audio_buffer.append", audio=SILENCE)))
     assert client.ask(event("input_audio_buffer.commit"))["type"] == "input_audio_buffer.committed"
     assert client.receive()["type"] == "conversation.item.added"

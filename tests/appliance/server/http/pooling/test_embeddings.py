@@ -524,7 +524,7 @@ def test_a_load_balancer_receives_the_load(embedder):
 
 @pytest.mark.parametrize("other", [{"type": "text", "text": None}, {"type": "text", "text": 3}, {"type": "x"}, "x", 3])
 def test_parts_beside_an_image_that_are_no_blank_text_are_refused(other: Any) -> None:
-    """A model without a chat template reads one image; blank texts beside it are left out."""
+    """A model without a chat template reads one image; blank texts are left out."""
     served = SimpleNamespace(text=SimpleNamespace(known_media={"image": None}, media=None))
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     assert content_of([image, {"type": "text", "text": " "}], "input", "input", served).kind == "image"
