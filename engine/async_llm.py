@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ class AsyncLLM:
     def __init__(self, path: str | Path, **overrides: Any) -> None:
         self._llm = LLM(path, **overrides)
         self._queues: dict[str, tuple[asyncio.AbstractEventLoop, _Queue]] = {}
-        self._lock = threading.Lock()  # of `_queues`
+        self._lock = threading.Lock()  # of `_queues` and `_end`
+        self._end: EngineError | None = None  # why the engine has ended
         self._reader = threading.Thread(target=self._read, name="async-llm", daemon=True)
         self._reader.start()
 
@@ -36,6 +38,8 @@ class AsyncLLM:
         submit, reply = self._llm._submit(prompt, as_params(params), request_id)
         queue: _Queue = asyncio.Queue()
         with self._lock:
+            if self._end is not None:
+                raise _gone(self._end) from self._end
             if submit.id in self._queues:
                 raise RequestError(f"request_id={submit.id!r} is in use by an open request", "request_id")
             self._queues[submit.id] = asyncio.get_running_loop(), queue
@@ -50,7 +54,7 @@ class AsyncLLM:
                         raise RequestError(found.message, found.param)
                 if isinstance(found, Exception):
                     ended = True
-                    raise EngineGone(f"the engine is not running: {type(found).__name__}: {found}") from found
+                    raise _gone(found) from found
                 ended = found.finish is not None
                 if reply.take(found):
                     ended = True
@@ -91,7 +95,7 @@ class AsyncLLM:
                 messages = self._llm._received()
             except EngineError as error:
                 with self._lock:
-                    waiting = list(self._queues)
+                    self._end, waiting = error, list(self._queues)
                 for id in waiting:
                     self._pass_on(id, error)
                 return
@@ -111,4 +115,9 @@ class AsyncLLM:
             known = self._queues.get(id)
         if known is not None:
             loop, queue = known
-            loop.call_soon_threadsafe(queue.put_nowait, found)
+            with suppress(RuntimeError):  # the event loop was closed, which must not end the other requests
+                loop.call_soon_threadsafe(queue.put_nowait, found)
+
+
+def _gone(error: Exception) -> EngineGone:
+    return EngineGone(f"the engine is not running: {type(error).__name__}: {error}")

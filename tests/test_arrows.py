@@ -188,6 +188,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.server.admin", "appliance.server.openai", "appliance.server.anthropic"),
         *("appliance.server.pooling", "appliance.server.cohere", "appliance.observability", "engine.api"),
         "appliance.config",
+        "appliance.security",
     ),
     "appliance.chaos": (
         *("appliance.supervisor", "appliance.server.reply_store", "appliance.config", "appliance.security"),

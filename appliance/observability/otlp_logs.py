@@ -54,6 +54,15 @@ class OtlpHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith(EXPORTING):
             return
+        try:
+            made = self._exported(record)
+        except Exception:  # a message that does not fit its arguments must not end the request that logs it
+            self.handleError(record)
+            return
+        with suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self._add, made)
+
+    def _exported(self, record: logging.LogRecord) -> ExportedRecord:
         given = {name: getattr(record, name, None) for name in self._fields}
         trace_id, span_id = given.pop("trace_id", None), given.pop("span_id", None)
         found: dict[str, Value] = {"code.namespace": record.name}
@@ -62,8 +71,6 @@ class OtlpHandler(logging.Handler):
                 found[name] = value if isinstance(value, bool | int | float | str) else str(value)
         if record.exc_info and record.exc_info[0] is not None:
             found["exception.type"] = record.exc_info[0].__name__
-        made = ExportedRecord(
+        return ExportedRecord(
             int(record.created * 1e9), record.levelno, record.getMessage(), found, trace_id or "", span_id or ""
         )
-        with suppress(RuntimeError):  # the event loop has ended
-            self._loop.call_soon_threadsafe(self._add, made)

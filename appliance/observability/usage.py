@@ -4,14 +4,18 @@ The ledger is kept in a file of the run directory, so that it survives restarts 
 part of a key.
 """
 
+import asyncio
 import csv
 import io
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 import msgspec
+
+log = logging.getLogger(__name__)
 
 FILE = "usage.json"
 MAX_DAYS = 400
@@ -51,6 +55,7 @@ class UsageLedger:
         self._file = None if folder is None else folder / FILE
         self._rows: dict[tuple[str, str, str], Row] = {}
         self._is_saved = True
+        self._is_failing = False
         if self._file is not None and self._file.exists():
             rows = msgspec.json.decode(self._file.read_bytes(), type=list[Row])
             self._rows = {(row.date, row.key, row.model): row for row in rows}
@@ -76,15 +81,39 @@ class UsageLedger:
         return sorted(found, key=lambda row: (row.date, row.key, row.model))
 
     def save(self) -> None:
-        """Write the file if there are new rows."""
-        if self._file is None or self._is_saved:
-            return
+        """Write the file if there are new rows. Log an error if that is impossible; the next call tries again."""
+        if self._file is not None and not self._is_saved:
+            self._written(_write_error(self._file, self._taken()))
+
+    async def save_apart(self) -> None:
+        """Write the file like `save`, in another thread. Rows may be added meanwhile."""
+        if self._file is not None and not self._is_saved:
+            self._written(await asyncio.to_thread(_write_error, self._file, self._taken()))
+
+    def _taken(self) -> list[Row]:
+        """Return the rows to write. Later changes are new."""
         days = sorted({row.date for row in self._rows.values()})[-MAX_DAYS:]
         self._rows = {key: row for key, row in self._rows.items() if row.date >= days[0]}
-        new = self._file.with_suffix(".new")
-        new.write_bytes(msgspec.json.encode(self.rows()))
-        new.replace(self._file)
         self._is_saved = True
+        return self.rows()
+
+    def _written(self, error: OSError | None) -> None:
+        if error is not None:
+            self._is_saved = False
+            if not self._is_failing:
+                log.error("the usage of API keys cannot be saved in %s: %s", self._file, error.strerror)
+        self._is_failing = error is not None
+
+
+def _write_error(file: Path, rows: list[Row]) -> OSError | None:
+    """Write rows to a file. Return the error, if there was one."""
+    new = file.with_suffix(".new")
+    try:
+        new.write_bytes(msgspec.json.encode(rows))
+        new.replace(file)
+    except OSError as error:
+        return error
+    return None
 
 
 def as_csv(rows: Iterable[Row]) -> str:

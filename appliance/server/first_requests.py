@@ -32,6 +32,8 @@ TOKENS = 2
 POLL_S = 0.02
 RETRY_S = 0.5
 RANK = "x-data-parallel-rank"
+REQUEST_ID = "first-request-"
+"""Beginning of the IDs of these requests and of their sequences."""
 SAMPLE_RATE = 16_000  # of the silence for speech models
 
 Variants = Sequence[dict[str, Any]]
@@ -184,7 +186,7 @@ async def _request(service: Service, routes: ASGIApp, path: str, body: dict[str,
     async def send(message: Message) -> None:
         return None
 
-    request_id = f"first-request-{uuid.uuid4().hex}"
+    request_id = f"{REQUEST_ID}{uuid.uuid4().hex}"
     headers = [(b"content-type", content_type.encode()), (RANK.encode(), str(engine).encode())]
     scope: Scope = {
         "type": "http",

@@ -42,7 +42,7 @@ from appliance.server.certificate_renewal import watched
 from appliance.server.chat.text import load_text
 from appliance.server.control import controlled
 from appliance.server.errors.api import Unavailable
-from appliance.server.first_requests import answer_each
+from appliance.server.first_requests import REQUEST_ID, answer_each
 from appliance.server.http.connections import Acceptor, Connection, ConnectionTable
 from appliance.server.http.protocol import HttpProtocol, refusal
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, DRAINING, Service
@@ -91,6 +91,8 @@ def build_service(
     ledger = UsageLedger(Path(config.run) if config.run else None)
 
     def used(submit: Submit, tokens: Tokens) -> None:
+        if submit.id.startswith(REQUEST_ID) and not submit.owner:
+            return  # requests of the service itself have no client
         key = allowances.shown(submit.owner) if submit.owner else ""
         ledger.add(key, submit.adapter or config.names[0], tokens)
 
@@ -157,11 +159,11 @@ async def connected(
         for reply_store in (service.reply_store, service.shelved, service.stored_responses):
             if reply_store is not None:
                 await reply_store.stop()
-        service.usage.save()
         service.grammars.close()
         if service.media is not None:
             service.media.close()
         await service.router.stop()
+        service.usage.save()
         await service.tracing.stop(TRACES_S)
 
 
@@ -205,7 +207,7 @@ async def _save_usage(service: Service) -> None:
     """Save the usage of API keys regularly."""
     while True:
         await asyncio.sleep(USAGE_S)
-        await asyncio.to_thread(service.usage.save)
+        await service.usage.save_apart()
 
 
 async def _watch_connections(service: Service) -> None:
@@ -324,6 +326,7 @@ def build_server(app: FastAPI, service: Service) -> Server:
         http="httptools",
         ws="wsproto",
         ws_max_size=MAX_EVENT,
+        ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -384,7 +387,7 @@ def _grpc(service: Service, app: ASGIApp) -> AbstractAsyncContextManager[None]:
     from appliance.server.platforms.grpc_server import grpc_served  # needs grpcio
 
     log.info("listening for gRPC on port %d", service.config.endpoints.grpc_port)
-    return grpc_served(service.config, app)
+    return grpc_served(service.config, app, service.certificate)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -408,5 +411,9 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_PERMANENT
     import uvloop
 
-    uvloop.run(serve(service, listener))
+    try:
+        uvloop.run(serve(service, listener))
+    except ConfigError as error:  # the port of gRPC
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
     return 0

@@ -41,8 +41,8 @@ class RowPages:
     first: int  # position of the first new token
 
     def exchange(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of the new tokens, each [1, kv_heads, tokens, width], and return those of all
-        tokens so far in the same form. Widths may be smaller than that of the pages."""
+        """Store the keys and values of the new tokens, each [1, kv_heads, tokens, width]. Return the keys and values of
+        all tokens so far with the same layout. Their width may be smaller than the width of the pages."""
         place = self.layers[layer]
         block_tokens, end = self.pages.shape[3], self.first + keys.shape[2]
         block, offset = self.writes[place.group] // block_tokens, self.writes[place.group] % block_tokens
@@ -76,7 +76,7 @@ class ForeignModel:
         self.target = Target(self.dtype, self.device)
         self.states = state_layout(self.model, 1)
         self._layers = tuple(kv_layers(self.layout))
-        self._given: Tensor | None = None  # hidden states of which the head computes logits
+        self._given: Tensor | None = None  # hidden states, the input of the head
         self._code: Any = None
 
     @property

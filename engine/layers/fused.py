@@ -231,7 +231,7 @@ class FusedModel:
         return self.forward_all(step).hidden
 
     def forward_all(self, step: DeviceStep) -> Forwarded:
-        """Return also what the program keeps besides the hidden states."""
+        """Return the hidden states and the other values that the program keeps."""
         run, kept, routes = _Run(self, step).execute(self._ops), self.program.kept, self.program.routes
         return Forwarded(
             run[self.program.out],

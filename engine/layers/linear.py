@@ -155,7 +155,7 @@ class ExpertStack:
         return self.whole[number]
 
     def put_fp8(self, number: int, matrix: Fp8Weight) -> Fp8Weight:
-        """As `put`, for fp8."""
+        """Store an fp8 matrix, see `put`."""
         if self.fp8 is None:
             self.fp8 = Fp8Experts.empty(self._count, matrix)
         placed = self.fp8.put(number, matrix)

@@ -125,7 +125,7 @@ def test_the_page_of_http_lists_exactly_the_routes():
         f"{method} {route.path}"
         for router in (*(router for _, router in ROUTES), docs_router)
         for route in router.routes
-        for method in getattr(route, "methods", ["GET"])  # a WebSocket begins with GET
+        for method in getattr(route, "methods", ("GET",))  # a WebSocket begins with a GET
     ]
     assert len(served) > 15
     assert sorted({line for line in listed if "`HEAD`" not in line}) == sorted(served)

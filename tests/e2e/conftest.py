@@ -148,8 +148,8 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Appliance]]:
-    """A function that starts appliances. Those of a file are stopped at its end: each takes about 2 % of a CPU when it
-    is idle, and 350 MB."""
+    """Return a function that starts appliances. They are stopped at the end of the test file, because an idle appliance
+    takes about 2 % of a CPU and 350 MB."""
     with launcher(tmp_path_factory) as start:
         yield start
 

@@ -5,6 +5,7 @@ The model is small, with random weights and the tokenizer of the demo.
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,5 +139,7 @@ def test_transcripts_and_chat_equal_transformers(
     translated = service.client.post("/v1/audio/translations", files={"file": ("a.wav", short)})
     assert translated.status_code == 400 and "does not translate" in translated.text
     metrics = service.client.get("/metrics").text
+    (choices,) = re.findall(r"^slipway_request_params_n_sum\S* (\S+)$", metrics, re.MULTILINE)
+    assert float(choices) == 6, "each request has one sequence"
     (line,) = [one for one in metrics.splitlines() if one.startswith("slipway_audio_seconds_total")]
     assert float(line.split()[-1]) == pytest.approx(2 * (1 + 70_001 / 16_000) + 1, abs=0.01)

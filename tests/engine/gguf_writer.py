@@ -1,7 +1,7 @@
 """Tiny random models of transformers, written as GGUF files in the layout of llama.cpp's converter.
 
-The package gguf has the names of the tensors. What the converter changes besides (rows of q and k, weights of norms,
-tensors of experts, the halves of a latent projection) follows its source, conversion/*.py. Uses no engine code.
+The package gguf has the names of the tensors. Other changes of the converter (rows of q and k, weights of norms,
+tensors of experts, the halves of a latent projection) follow its source, conversion/*.py. Uses no engine code.
 """
 
 import re
@@ -25,7 +25,7 @@ ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron")  # the converter adds 1 to 
 
 @dataclass(frozen=True)
 class Kind:
-    """What one kind of file has besides the keys of all kinds."""
+    """Architecture of a file, with the metadata keys that only this architecture has."""
 
     name: str  # general.architecture
     keys: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Qwen2-Audio: processor and replies equal those of transformers, for clips of several lengths."""
+"""Qwen2-Audio: processor and replies equal transformers' for clips of several lengths."""
 
 import json
 from pathlib import Path
@@ -93,7 +93,7 @@ def reply(folder: Path, given: MediaPrompt, lengths: tuple[int, ...], count: int
 
 @pytest.mark.parametrize("samples", LENGTHS)
 def test_processor_equals_transformers(folder: Path, samples: int) -> None:
-    """The number of tokens is that of Qwen2AudioProcessor, and the spectrogram its beginning."""
+    """The number of tokens and the spectrogram equal Qwen2AudioProcessor's."""
     found = processed(folder, samples)
     features, mask = reference_features(clip(samples))
     tensor = found.tensors["input_features"]

@@ -1,4 +1,4 @@
-"""Embedding models that read images, through the whole engine: vectors equal those of transformers."""
+"""Embedding models that read images, through the whole engine: vectors equal transformers'."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -202,7 +202,7 @@ def test_token_vectors_equal_transformers(name: str, kernels: str, tmp_path: Pat
 
 
 def test_a_vision_language_model_embeds_prompts_with_images(tmp_path: Path) -> None:
-    """As Qwen3-VL-Embedding: the state of the last token of a causal model, of unit length."""
+    """Vectors of Qwen3-VL-Embedding are the last token's hidden state of a causal model, normalized."""
     family = qwen3_vl(tmp_path)
     prompt, one = family.prompt(3, qwen_picture(1), 4), qwen_picture(1)
     with opened(family, "torch", max_step_tokens=16, task=TaskConfig(task="embed")) as llm:

@@ -167,5 +167,8 @@ def test_streams_run_together_and_an_abort_ends_one(llm: LLM) -> None:
             with pytest.raises(EngineGone):
                 async for _ in open_stream:
                     pass
+            with pytest.raises(EngineGone):
+                async with asyncio.timeout(20):
+                    await anext(engine.generate("One"))
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Qwen3-ASR: spectrograms and replies equal those of transformers, for clips of several lengths."""
+"""Qwen3-ASR: spectrograms and replies equal transformers' for clips of several lengths."""
 
 import json
 from pathlib import Path

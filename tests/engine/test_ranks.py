@@ -84,7 +84,7 @@ def prompts_of(seed):
 
 
 def assert_transformers(model, made):
-    """Check that greedy tokens and the top three logprobs equal those of transformers in float32."""
+    """Check that greedy tokens and the top three logprobs equal transformers' in float32."""
     with torch.no_grad():
         logits = model(torch.tensor([[*made.prompt_ids, *made.ids]])).logits[0, len(made.prompt_ids) - 1 : -1]
     expected = logits.float().log_softmax(-1)

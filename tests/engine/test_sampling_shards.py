@@ -1,4 +1,4 @@
-"""Tests of sampling from logits that ranks share: the tokens are those of the gathered logits."""
+"""Tests of sampling from sharded logits: sampled tokens equal the tokens of the gathered logits."""
 
 from dataclasses import dataclass, field
 from threading import Barrier, Thread
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not interpreted(), reason="kernels are compiled 
 
 @dataclass
 class Shared:
-    """What the threads of a group of ranks exchange."""
+    """Values that the threads of a group of ranks exchange."""
 
     size: int
     barrier: Barrier = field(init=False)

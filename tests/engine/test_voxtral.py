@@ -1,4 +1,4 @@
-"""Voxtral: spectrograms and replies equal those of transformers, for clips of 1, 31 and 65 seconds."""
+"""Voxtral: spectrograms and replies equal transformers' for clips of 1, 31 and 65 seconds."""
 
 import json
 from pathlib import Path

@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "marian": ("Marian", {"activation_function": "swish"}),
     # Its positions skip padding tokens. No client sends them, but a random model may generate them.
     "m2m100": ("M2M100", {"pad_token_id": 0}),
-    # Distances up to 39: beyond the largest of some, below that of the default.
+    # Distances up to 39 exceed the largest distance of some models, but not the default.
     "t5": ("T5", {}),
     "flan-t5": ("T5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_heads": 2, **ODD_BUCKETS}),
     "mt5": ("MT5", {"feed_forward_proj": "gated-gelu"}),

@@ -46,7 +46,7 @@ def report(*arguments, processes=1, **environment):
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a run of `kernels.report` compiles."""
+    """Kernels that a run of `kernels.report` compiles."""
 
     options: tuple[str, ...]
     targets: tuple[str, ...]

@@ -48,7 +48,7 @@ def random(*shape, seed=0, dtype=torch.float32):
 
 
 def forms_of(team):
-    """Of weights that are not quantized."""
+    """Return the packed forms of weights that are not quantized."""
     own = {"amx": ("amx_bf16", "pairs_bf16"), "avx512bf16": ("pairs_bf16",)}
     return (*FORMS[:2], *own.get(team.variant, ()))
 
@@ -616,7 +616,7 @@ class Pages:
         for qkv, (first, count) in zip(self.qkv, self.rows, strict=True):
             qkv = qkv.clone()
             if turned:
-                # Positions that came before were written as they are.
+                # Earlier positions were written without changes.
                 cos, sin = rope_angles(
                     torch.arange(first, first + count), 0.1 ** torch.arange(turned // 2), 1.0, interleaved
                 )
@@ -726,7 +726,7 @@ def test_best_token_equals_torch_with_and_without_noise(team, vocab):
     tokens, scores = team.best(logits, rows, keys)
     want = noisy(logits[rows], keys)
     near(scores, want.amax(1), 1e-6)
-    # The same token, or one that is as good up to rounding.
+    # The token may differ if its logit is equal up to rounding.
     near(want.gather(1, tokens[:, None])[:, 0], want.amax(1), 1e-6)
 
 

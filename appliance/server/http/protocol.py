@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import httptools
 from starlette.responses import Response
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, WebSocketEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
@@ -26,8 +26,10 @@ from appliance.server.http.connections import CloseReason, Connection, Connectio
 
 log = logging.getLogger(__name__)
 
-STREAM = "/invocations-bidirectional-stream"
+STREAM = b"/invocations-bidirectional-stream"
 """Path of the WebSocket of Amazon SageMaker."""
+REALTIME = b"/v1/realtime"
+"""Path of the WebSocket of realtime transcription."""
 SLICE_BYTES = 8192
 """Maximum bytes per call of the parser, so that one read cannot start more than a few hundred requests."""
 LINGER_S = 5.0
@@ -59,11 +61,9 @@ class _CycleTransport:
         self._protocol.close_gently()
 
 
-REALTIME = b"/v1/realtime"
-
-
 class RealtimeSocket(WSProtocol):
-    """WebSocket of /v1/realtime."""
+    """WebSocket of /v1/realtime. Reads nothing while the client does not read, so that replies to pings of a client
+    that reads nothing need no memory."""
 
     def __init__(self, lost: Callable[[], None], **arguments: Any) -> None:
         """lost: called when the connection is closed."""
@@ -73,6 +73,28 @@ class RealtimeSocket(WSProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._lost()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except UnicodeError:  # the Host header of the handshake
+            self.transport.write(refusal(BadRequest("Invalid HTTP request received.")))
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    async def receive(self) -> WebSocketEvent:
+        event = await super().receive()
+        if not self.writable.is_set() and not self.transport.is_closing():
+            self.transport.pause_reading()
+        return event
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -100,7 +122,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._ended = False  # the last reply is written
         self._ignores_input = False
         self._served = False
-        self._opens_stream = False
         self._timer: asyncio.TimerHandle | None = None
         self.ws_protocol_class = partial(RealtimeSocket, self._lost)  # type: ignore[assignment]
 
@@ -183,11 +204,8 @@ class HttpProtocol(HttpToolsProtocol):
         except _TooLarge:
             self._refuse_head()
         except httptools.HttpParserUpgrade as upgrade:
-            if self._opens_stream:
+            if self._is_handshake():
                 self._become_websocket(bytes(piece[upgrade.args[0] :]))
-                return False
-            if self._opens_realtime():
-                self.handle_websocket_upgrade()
                 return False
             self._ignores_input = True  # handled as if no upgrade had been requested
         except httptools.HttpParserError as error:
@@ -201,20 +219,23 @@ class HttpProtocol(HttpToolsProtocol):
         return False
 
     def _become_websocket(self, rest: bytes) -> None:
-        """Pass the connection on to a WebSocket, with the input after the handshake."""
-        from appliance.server.http.websocket import WebSocketProtocol  # needs wsproto
-
+        """Pass the connection on to a WebSocket. The one of SageMaker gets the input after the handshake."""
         if self._timer is not None:
             self._timer.cancel()
         self._ignores_input = True
-        self.connections.discard(self)
         self._table.set_busy(self._connection)
+        if self.url.partition(b"?")[0] == REALTIME:
+            self.handle_websocket_upgrade()
+            return
+        from appliance.server.http.websocket import WebSocketProtocol
+
+        self.connections.discard(self)
 
         def lost(socket: Any) -> None:
             self.connections.discard(socket)
             self._table.remove(self._connection)
 
-        scope = {**self.scope, "raw_path": STREAM.encode()}
+        scope = {**self.scope, "raw_path": STREAM}
         socket = WebSocketProtocol(self.app, scope, self._gateway, lost)
         self.connections.add(socket)  # type: ignore[arg-type]
         self.transport.set_protocol(socket)
@@ -259,32 +280,20 @@ class HttpProtocol(HttpToolsProtocol):
         if self._receiving == "head":  # trailers are not used
             super().on_header(name, value)
 
-    def _is_stream(self) -> bool:
-        """Return whether the request is the handshake of a WebSocket of SageMaker, and the first of its connection or
-        after completed ones. Other upgrades are ignored."""
-        upgrade = next((value for name, value in self.headers if name == b"upgrade"), b"")
-        if upgrade.lower() != b"websocket" or self._busy or self.pipeline:
-            return False
-        return httptools.parse_url(self.url).path == STREAM.encode()
-
     def _should_upgrade_to_ws(self) -> bool:
+        """Return whether the path is the path of a WebSocket, and earlier requests of the connection are completed.
+        Other upgrades are ignored."""
         path = self.url.partition(b"?")[0]
-        return path == REALTIME and not self._busy and self.parser.get_method() == b"GET"
+        return path in (STREAM, REALTIME) and not self._busy and self.parser.get_method() == b"GET"
 
-    def _opens_realtime(self) -> bool:
+    def _is_handshake(self) -> bool:
+        """Return whether the request is the handshake of a WebSocket. uvicorn makes no cycle for it."""
         return self.parser.should_upgrade() and self._should_upgrade()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        if self.parser.should_upgrade() and self._is_stream():
-            self._opens_stream = True
-            return
-        if self._opens_realtime():
-            self._receiving = "nothing"
-            if self._timer is not None:
-                self._timer.cancel()
-            self._table.set_busy(self._connection)
-            return
+        if self._is_handshake():
+            return  # the time for the head includes a body, which is ignored
         self._receiving, self._since = "body", self.loop.time()
         self._head_bytes = self._line_bytes = self._num_headers = 0
         self._served = True
@@ -301,8 +310,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._opens_stream:
-            return
         super().on_message_complete()
         self._receiving = "nothing"
 

@@ -35,9 +35,13 @@ GUARDED = "/v1/models"
 """Route whose reply to the headers of a handshake says whether their key is accepted."""
 PASSED_ON = (b"authorization", b"x-api-key", b"x-request-id", b"traceparent", b"tracestate", b"x-amzn-sagemaker-")
 """Beginnings of headers of the handshake that each request has."""
-MAX_PENDING = 64  # messages that wait for the reply to an earlier one
-IDLE_S = 600.0  # time without a message or ping after which a socket is closed; SageMaker pings every minute
-NORMAL, GOING_AWAY, UNSUPPORTED, TOO_BIG, BUSY = 1000, 1001, 1003, 1009, 1013
+MAX_PENDING = 64
+"""Messages that wait for the reply to an earlier one. Together they have at most `limits.max_body` bytes."""
+IDLE_S = 600.0
+"""Time without input after which a socket is closed, unless a request is in progress and the client reads its reply.
+SageMaker pings every minute."""
+LINGER_S = 5.0  # maximum time for the client to read the last messages
+NORMAL, GOING_AWAY, UNSUPPORTED, TOO_BIG, INTERNAL, BUSY = 1000, 1001, 1003, 1009, 1011, 1013
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -53,8 +57,9 @@ class WebSocketProtocol(asyncio.Protocol):
         self._socket = WSConnection(ConnectionType.SERVER)
         self._transport: asyncio.Transport | None = None
         self._inbox: asyncio.Queue[bytes] = asyncio.Queue(MAX_PENDING)
-        self._parts: list[bytes] = []  # of the message that is being received
-        self._size = 0
+        self._waiting = 0  # bytes of the messages in the inbox
+        self._works = False  # a request is in progress
+        self._message = bytearray()  # received part of the next message
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed = asyncio.Event()
@@ -68,7 +73,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._socket.initiate_upgrade_connection(self._scope["headers"], self._scope["raw_path"])
             (event,) = self._socket.events()
             assert isinstance(event, Request), "the first event of a handshake is its request"
-        except RemoteProtocolError as error:
+        except Exception as error:  # of wsproto or h11, or UnicodeError for the Host header
             transport.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             log.info("invalid handshake of a WebSocket: %s", error)
             transport.close()
@@ -83,15 +88,19 @@ class WebSocketProtocol(asyncio.Protocol):
     # Called by the transport
 
     def data_received(self, data: bytes) -> None:
+        if self._task is None or self._is_ending:
+            return
         self._touch()
         try:
             self._socket.receive_data(data)
             for event in self._socket.events():
                 self._take(event)
+                if self._is_ending:
+                    return
         except RemoteProtocolError as error:
             self._close(error.event_hint.code if isinstance(error.event_hint, CloseConnection) else UNSUPPORTED)
         except LocalProtocolError:  # data before the handshake was answered
-            self._abort()
+            self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed.set()
@@ -104,9 +113,13 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        if self._transport is not None and not self._is_ending:
+            self._transport.pause_reading()  # replies to pings of a client that reads nothing would need memory
 
     def resume_writing(self) -> None:
         self._writable.set()
+        if self._transport is not None and not self._is_ending:
+            self._transport.resume_reading()
 
     # Events
 
@@ -119,36 +132,43 @@ class WebSocketProtocol(asyncio.Protocol):
             case CloseConnection():
                 with suppress(LocalProtocolError):
                     self._send(event.response())
-                self._abort()
+                self._end()
 
     def _add(self, event: TextMessage | BytesMessage) -> None:
         """Add a part of a message."""
         data = event.data.encode() if isinstance(event.data, str) else bytes(event.data)
-        self._size += len(data)
-        if self._size > self._config().limits.max_body:
+        self._message += data
+        most = self._config().limits.max_body
+        if len(self._message) > most:
             self._close(TOO_BIG)
-            return
-        self._parts.append(data)
-        if not event.message_finished:
-            return
-        message, self._parts, self._size = b"".join(self._parts), [], 0
-        try:
-            self._inbox.put_nowait(message)
-        except asyncio.QueueFull:
+        elif self._waiting + len(self._message) > most or (event.message_finished and self._inbox.full()):
             self._close(BUSY)
+        elif event.message_finished:
+            self._waiting += len(self._message)
+            self._inbox.put_nowait(bytes(self._message))
+            self._message.clear()
 
     def _send(self, event: Event) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._is_ending:
             self._transport.write(self._socket.send(event))
 
     def _close(self, code: int) -> None:
         with suppress(LocalProtocolError):
             self._send(CloseConnection(code=code))
-        self._abort()
+        self._end()
 
-    def _abort(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+    @property
+    def _is_ending(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def _end(self) -> None:
+        """Close the connection once the client has read everything, or after LINGER_S."""
+        if self._transport is None or self._is_ending:
+            return
+        self._transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
 
     def _touch(self) -> None:
         """Restart the time after which an idle socket is closed."""
@@ -157,24 +177,36 @@ class WebSocketProtocol(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
 
     def _end_idle(self) -> None:
-        if self._inbox.empty():
+        if self._works and self._writable.is_set():
+            self._touch()
+        else:
             self._close(NORMAL)
 
     # Requests
 
     async def _serve(self) -> None:
+        try:
+            await self._answer_messages()
+        except Exception:
+            log.exception("a WebSocket is closed because of an internal error")
+            self._close(INTERNAL)
+
+    async def _answer_messages(self) -> None:
         refusal = await self._refusal()
         if refusal is not None:
             status, body = refusal
             headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
             self._send(RejectConnection(status_code=status, headers=headers, has_body=True))
             self._send(RejectData(data=body))
-            self._abort()
+            self._end()
             return
         self._send(AcceptConnection())
         while True:
             body = await self._inbox.get()
+            self._waiting -= len(body)
+            self._works = True
             await _Exchange(self).run("POST", "/invocations", body)
+            self._works = False
 
     async def _refusal(self) -> tuple[int, bytes] | None:
         """Return status and body of the reply to a handshake without a valid key; None if it has one."""
@@ -198,11 +230,14 @@ class WebSocketProtocol(asyncio.Protocol):
             "state": {},
         }
 
-    async def text(self, data: bytes) -> None:
-        """Send a text message once the client has read enough of the earlier ones."""
+    async def reply(self, data: bytes) -> None:
+        """Send a message once the client has read enough of the earlier ones: a text, or bytes that are no text."""
         await self._writable.wait()
-        if not self._closed.is_set():
-            self._send(TextMessage(data=data.decode()))
+        try:
+            message: Event = TextMessage(data=data.decode())
+        except UnicodeDecodeError:
+            message = BytesMessage(data=data)
+        self._send(message)
 
     async def closed(self) -> None:
         """Wait until the client has left."""
@@ -227,7 +262,7 @@ class _Exchange:
         self._body = body
         await self._socket.call(self._socket.scope(method, path), self._receive, self._take)
         if self._forwards and not self._streams:
-            await self._socket.text(b"".join(self.parts) or orjson.dumps({"status": self.status}))
+            await self._socket.reply(b"".join(self.parts) or orjson.dumps({"status": self.status}))
 
     async def _receive(self) -> Message:
         if not self._is_read:
@@ -249,4 +284,4 @@ class _Exchange:
             for record in records:
                 data = b"\n".join(line[5:].strip() for line in record.splitlines() if line.startswith(b"data:"))
                 if data:
-                    await self._socket.text(data)
+                    await self._socket.reply(data)

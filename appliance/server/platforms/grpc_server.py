@@ -8,16 +8,20 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import httpx
 from starlette.types import ASGIApp
 
-from appliance.config.gateway import GatewayConfig
+from appliance.config.gateway import GatewayConfig, Tls
+from appliance.security.certificate import Certificate
 from appliance.server.platforms.grpc_messages import CHOICE, HEALTH, MESSAGES
+from engine.api.errors import ConfigError
 
 STOP_S = 0.5  # time for open calls after the HTTP server has ended
 SERVING, NOT_SERVING = 1, 2
@@ -38,6 +42,12 @@ CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 """Status of a call by the status of its HTTP reply; INTERNAL for others."""
+
+
+class GrpcPortTaken(ConfigError):
+    """Raised if the port of gRPC is not available."""
+
+    code = "port"
 
 
 class Failed(Exception):
@@ -127,12 +137,12 @@ async def _model_infer(calls: Calls, asked: Any, headers: dict[str, str]) -> Any
 
 
 async def _load(calls: Calls, asked: Any, headers: dict[str, str]) -> Any:
-    await calls.send("POST", f"/v2/repository/models/{asked.model_name}/load", headers)
+    await calls.send("POST", f"/v2/repository/models/{quote(asked.model_name)}/load", headers)
     return MESSAGES["RepositoryModelLoadResponse"]()
 
 
 async def _unload(calls: Calls, asked: Any, headers: dict[str, str]) -> Any:
-    await calls.send("POST", f"/v2/repository/models/{asked.model_name}/unload", headers)
+    await calls.send("POST", f"/v2/repository/models/{quote(asked.model_name)}/unload", headers)
     return MESSAGES["RepositoryModelUnloadResponse"]()
 
 
@@ -154,7 +164,7 @@ INFERENCE: dict[str, Handler] = {
 
 
 def _model(name: str, version: str) -> str:
-    return f"/v2/models/{name}" + (f"/versions/{version}" if version else "")
+    return f"/v2/models/{quote(name)}" + (f"/versions/{quote(version, safe='')}" if version else "")
 
 
 def _parameters(given: Any) -> dict[str, Any]:
@@ -228,18 +238,30 @@ def _services(calls: Calls) -> tuple[Any, ...]:
 
 
 @asynccontextmanager
-async def grpc_served(config: GatewayConfig, app: ASGIApp) -> AsyncIterator[None]:
-    """Serve gRPC on `endpoints.grpc_port`, with the certificate of the HTTP port if it has one."""
+async def grpc_served(
+    config: GatewayConfig, app: ASGIApp, certificate: Certificate | None = None
+) -> AsyncIterator[None]:
+    """Serve gRPC on `endpoints.grpc_port`, with the certificate of the HTTP port if it has one. New connections use a
+    renewed certificate. Raise GrpcPortTaken."""
     port = config.endpoints.grpc_port
     most = config.limits.max_body
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)],
+        maximum_concurrent_rpcs=config.endpoints.connections.max,
+    )
     server.add_generic_rpc_handlers(_services(Calls(app)))
     host = f"[{config.endpoints.host}]" if ":" in config.endpoints.host else config.endpoints.host
-    if config.tls is None:
-        server.add_insecure_port(f"{host}:{port}")
-    else:
-        key, certificate = await asyncio.to_thread(_read_pair, Path(config.tls.key), Path(config.tls.certificate))
-        server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([(key, certificate)]))
+    try:
+        if certificate is None:
+            server.add_insecure_port(f"{host}:{port}")
+        else:
+            first = await asyncio.to_thread(_pair, certificate.tls)
+            renewed = partial(_renewed_pair, certificate, [certificate.stamp])
+            server.add_secure_port(f"{host}:{port}", grpc.dynamic_ssl_server_credentials(first, renewed))
+    except RuntimeError as error:
+        raise GrpcPortTaken(
+            f"endpoints.grpc_port: {host}:{port} cannot be used; is it in use? Choose another."
+        ) from error
     await server.start()
     try:
         yield
@@ -247,5 +269,21 @@ async def grpc_served(config: GatewayConfig, app: ASGIApp) -> AsyncIterator[None
         await server.stop(STOP_S)
 
 
-def _read_pair(key: Path, certificate: Path) -> tuple[bytes, bytes]:
-    return key.read_bytes(), certificate.read_bytes()
+def _pair(tls: Tls) -> Any:
+    """Return a key and its certificate."""
+    pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
+    return grpc.ssl_server_certificate_configuration([pair])
+
+
+def _renewed_pair(certificate: Certificate, used: list[Any]) -> Any:
+    """Return the pair for a new connection, or None if the pair of the stamp in `used` is still the present one. Called
+    by a thread of gRPC for each connection."""
+    stamp = certificate.stamp
+    if stamp == used[0] or certificate.changed:
+        return None
+    try:
+        pair = _pair(certificate.tls)
+    except OSError:  # the files are being replaced
+        return None
+    used[0] = stamp
+    return pair

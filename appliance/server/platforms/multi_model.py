@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, Response
 
 from appliance.server.errors.api import Conflict, InvalidBody, NotFound, NotSupported
-from appliance.server.http.body import json_body, read_body, read_json
+from appliance.server.http.body import apart, json_body, read_body, read_json
 from appliance.server.http.service import Service, service_of
 from appliance.server.openai.adapters import enabled, permitted
 from appliance.server.platforms.invocations import invoke
@@ -80,13 +80,7 @@ async def invoke_model(request: Request, name: str) -> Response:
     """Serve a body of /invocations with this model."""
     service, body = service_of(request), await read_json(request)
     _check(service, name)
-    try:
-        value: Any = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidBody(f"JSON decode error: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidBody("The body must be a JSON object.")
-    return await invoke(service, request, json.dumps({**value, "model": name}).encode())
+    return await invoke(service, request, await apart(len(body), _with_model, body, name))
 
 
 @router.post("/v2/repository/index")
@@ -116,6 +110,17 @@ async def unload_named(request: Request, name: str) -> JSONResponse:
     _check(service, name)
     await _unload(service, name)
     return JSONResponse({"name": name, "unload": True})
+
+
+def _with_model(body: bytes, name: str) -> bytes:
+    """Return a body with this model. Raise InvalidBody."""
+    try:
+        value: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidBody(f"JSON decode error: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidBody("The body must be a JSON object.")
+    return json.dumps({**value, "model": name}).encode()
 
 
 def _names(service: Service) -> tuple[str, ...]:

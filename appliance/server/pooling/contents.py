@@ -40,11 +40,17 @@ def content_of(given: Any, where: str, param: str, served: Served, options: str 
         reads = "only text" if served.text.media is None else served.text.media.reads
         return "\n".join(part_text(part, f"{where}[{at}]", param, reads) for at, part in enumerate(parts))
     others = [part for at, part in enumerate(parts) if at not in media]
-    if len(media) > 1 or any(not isinstance(one, dict) or one.get("text", "").strip() for one in others):
+    if len(media) > 1 or not all(_is_blank(one) for one in others):
         raise RequestError(
             f"{where}: one input is either a text or one image. Send others as inputs of their own.", param
         )
     return media_part(parts[media[0]], f"{where}.{media[0]}", options)
+
+
+def _is_blank(part: Any) -> bool:
+    """Return whether a part is a text without content."""
+    text = part.get("text") if isinstance(part, dict) else None
+    return isinstance(text, str) and not text.strip()
 
 
 def message_content(messages: Sequence[dict[str, Any]], where: str, served: Served, options: str = "") -> Content:

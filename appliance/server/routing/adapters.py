@@ -9,6 +9,7 @@ import hashlib
 import logging
 import re
 import shutil
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 MAX_UNPACKED = 16 * 2**30  # bytes of the files of one adapter
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}")
 RETRY_AFTER_S = 3
+_UNPACKING = threading.Lock()
 LOAD_S = 300.0  # maximum time for an engine to load an adapter
 
 
@@ -77,14 +79,17 @@ class Folders:
             raise InvalidInput("Archives of adapters need a run directory.", "lora_path")
         about = archive.stat()
         folder = self.unpack_folder / f"{archive.name}-{about.st_mtime_ns}-{about.st_size}"
-        try:
+        with _UNPACKING:  # several requests may name the same archive
             if not folder.exists():
                 new = folder.with_name(f"{folder.name}.new")
                 shutil.rmtree(new, ignore_errors=True)
-                unpack(archive, new, MAX_UNPACKED, limit="the maximum of an adapter")
-                new.rename(folder)
-        except SourceError as error:
-            raise InvalidInput(f"The archive of adapter '{name}': {error}.", "lora_path") from error
+                try:
+                    unpack(archive, new, MAX_UNPACKED, limit="the maximum of an adapter")
+                    new.rename(folder)
+                except SourceError as error:
+                    raise InvalidInput(f"The archive of adapter '{name}': {error}.", "lora_path") from error
+                finally:
+                    shutil.rmtree(new, ignore_errors=True)
         found = next((one.parent for one in folder.rglob(ADAPTER_CONFIG)), None)
         if found is None:
             raise InvalidInput(f"The archive of adapter '{name}' has no {ADAPTER_CONFIG}.", "lora_path")

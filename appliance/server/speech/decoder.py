@@ -158,7 +158,7 @@ class Transcription:
 
     def _count(self) -> None:
         service = self.call.service
-        service.metrics.request_done(len(self.submit.prompt), self.tokens)
+        service.metrics.request_done(1, self.tokens)
         service.metrics.add("audio_seconds", self.seconds)
         service.log.completed(
             self.call.subject,

@@ -6,7 +6,6 @@ deltas and then completely. Items of a connection are transcribed in order, whil
 
 import asyncio
 import base64
-import binascii
 import math
 import uuid
 from collections.abc import AsyncGenerator, MutableMapping
@@ -24,7 +23,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from appliance.observability.log import Subject
 from appliance.observability.metrics import now
-from appliance.server.errors.api import ApiError, RateLimited, Unauthorized, Unavailable, error_object
+from appliance.server.errors.api import (
+    ApiError,
+    Forbidden,
+    RateLimited,
+    Unauthorized,
+    Unavailable,
+    error_object,
+    error_response,
+)
 from appliance.server.http.api_keys import key_of
 from appliance.server.http.pipeline import Call, receive
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, DRAINING, Service
@@ -88,6 +95,10 @@ class Item:
     audio: bytes
     session: Session
 
+    @property
+    def seconds(self) -> float:
+        return len(self.audio) / SAMPLE_BYTES / self.session.rate
+
 
 @dataclass
 class Connection:
@@ -100,10 +111,17 @@ class Connection:
     buffer: bytearray = field(default_factory=bytearray)
     previous: str | None = None
     items: asyncio.Queue[Item] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING))
+    waiting_s: float = 0.0
+    """Duration of the committed items that have no transcript yet."""
+    accepted: int = 0
+    """Committed items that have no transcript yet. A drain waits for them."""
 
     async def send(self, kind: str, **fields: Any) -> None:
         event = {"type": kind, "event_id": f"event_{uuid.uuid4().hex}", **fields}
-        await self.socket.send_text(orjson.dumps(event).decode())
+        try:
+            await self.socket.send_text(orjson.dumps(event).decode())
+        except RuntimeError as error:  # the connection is being closed
+            raise WebSocketDisconnect(1006) from error
 
     async def run(self) -> None:
         """Read events until the client disconnects. Transcribe items meanwhile."""
@@ -115,13 +133,17 @@ class Connection:
                 if message["type"] == "websocket.disconnect":
                     return
                 await self._read(message)
-            await self.items.join()
-            await self.socket.close(1001, DRAINING)
+            joined = asyncio.ensure_future(self.items.join())
+            await asyncio.wait((joined, worker), return_when=asyncio.FIRST_COMPLETED)
+            joined.cancel()
+            if not worker.done():  # it ends only without a client
+                await self.socket.close(1001, DRAINING)
         except WebSocketDisconnect:
             return
         finally:
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
+            self._count(-self.accepted)
 
     async def _read(self, message: MutableMapping[str, Any]) -> None:
         event_id = None
@@ -158,13 +180,20 @@ class Connection:
             if not isinstance(audio, str):
                 raise TypeError
             data = base64.b64decode(audio, validate=True)
-        except (TypeError, binascii.Error):
+        except (TypeError, ValueError):  # binascii.Error is a ValueError, as is the error for other characters
             raise RequestError("audio must be a text in base64.", "audio") from None
         longest = self.service.config.limits.max_audio_seconds
-        if len(self.buffer) + len(data) > longest * self.session.rate * SAMPLE_BYTES:
+        seconds = (len(self.buffer) + len(data)) / SAMPLE_BYTES / self.session.rate
+        if seconds > longest:
             raise RequestError(
                 f"The buffer is longer than {longest:g} seconds, the server's limits.max_audio_seconds. Commit it "
                 "before you append more audio.",
+                "audio",
+            )
+        if seconds + self.waiting_s > 2 * longest:
+            raise RequestError(
+                f"The buffer and the items without a transcript are longer than {2 * longest:g} seconds, twice the "
+                "server's limits.max_audio_seconds. Wait for a transcript.",
                 "audio",
             )
         self.buffer += data
@@ -175,6 +204,8 @@ class Connection:
             raise RequestError(f"The buffer has {seconds:.2f} s of audio; {SHORTEST_S} s are needed.", "audio")
         if len(self.buffer) % SAMPLE_BYTES:
             raise RequestError("The buffer has an odd number of bytes; a sample has two.", "audio")
+        if self.service.closed:
+            raise RequestError(DRAINING, "type")
         if self.items.full():
             raise RequestError(f"{MAX_WAITING} items wait for their transcripts. Wait for one of them.", "type")
         item = Item(f"item_{uuid.uuid4().hex}", bytes(self.buffer), self.session)
@@ -184,22 +215,21 @@ class Connection:
         message = {"id": item.id, "object": "realtime.item", "type": "message", "role": "user", "status": "completed"}
         await self.send("conversation.item.added", item={**message, "content": content}, previous_item_id=self.previous)
         self.previous = item.id
+        self.waiting_s += seconds
+        self._count(1)
         self.items.put_nowait(item)
 
     async def _transcribe(self) -> None:
         while True:
             item = await self.items.get()
-            self._count(1)
-            try:
-                await self._transcribe_item(item)
-            finally:
-                self._count(-1)
-                self.items.task_done()
+            await self._transcribe_item(item)
+            self.waiting_s -= item.seconds
+            self._count(-1)
+            self.items.task_done()
 
     async def _transcribe_item(self, item: Item) -> None:
         kind = "conversation.item.input_audio_transcription"
         place = {"item_id": item.id, "content_index": 0}
-        seconds = len(item.audio) / SAMPLE_BYTES / item.session.rate
         text = ""
         try:
             async with aclosing(self._deltas(item)) as deltas:
@@ -209,17 +239,23 @@ class Connection:
         except (ApiError, RequestError) as error:
             fault = error_object(error, self.socket.state.request_id)["error"]
             await self.send(f"{kind}.failed", **place, error=fault)
+        except WebSocketDisconnect:
+            raise
+        except Exception as error:  # the later items are transcribed nevertheless
+            self.service.log.unexpected(self.socket.state.subject, error)
+            fault = error_object(error, self.socket.state.request_id)["error"]
+            await self.send(f"{kind}.failed", **place, error=fault)
         else:
-            usage = {"type": "duration", "seconds": math.ceil(seconds)}
+            usage = {"type": "duration", "seconds": math.ceil(item.seconds)}
             await self.send(f"{kind}.completed", **place, transcript=text, usage=usage)
 
     async def _deltas(self, item: Item) -> AsyncGenerator[str, None]:
         """Yield the text of an item in pieces."""
         service, session = self.service, item.session
-        self._enter()
-        body = TranscriptionRequest(model=session.model, language=session.language, prompt=session.prompt)
         self.socket.state.request_id = uuid.uuid4().hex
         self.socket.state.subject = Subject(self.socket.state.request_id, arrived_s=now())
+        self._enter()
+        body = TranscriptionRequest(model=session.model, language=session.language, prompt=session.prompt)
         # A connection has the headers and the state that a request has.
         call = receive(service, cast(Request, self.socket), body.model, "realtime")
         samples = await asyncio.to_thread(resampled, item.audio, session.rate)
@@ -229,16 +265,17 @@ class Connection:
                 yield delta
 
     def _enter(self) -> None:
-        """Raise RateLimited beyond the limits of the API key, and Unavailable during a drain."""
+        """Raise RateLimited beyond the limits of the API key, and Unauthorized if a reload has removed the key."""
         service, key = self.service, self.socket.state.key
-        if service.closed:
-            raise Unavailable(DRAINING, DRAIN_RETRY_AFTER_S)
+        if service.keys and (key is None or all(key.digest != one.digest for one in service.keys)):
+            raise Unauthorized
         spent = None if key is None else service.allowances.enter(key.owner, now())
         if spent is not None:
             service.metrics.add("key_refusals", 1, key.shown, spent.unit)
             raise RateLimited(spent.unit, spent.per_minute, spent.seconds, {})
 
     def _count(self, change: int) -> None:
+        self.accepted += change
         self.service.open_requests += change
         self.service.metrics.set("open_requests", self.service.open_requests)
 
@@ -251,7 +288,9 @@ async def _pieces(call: Call, body: TranscriptionRequest, samples: "Samples") ->
         media = call.service.media
         assert media is not None, "the model reads audio"
         try:
-            item = await media.audio(wav_of(samples), call.service.config.limits.max_audio_seconds)
+            item = await media.audio(
+                await asyncio.to_thread(wav_of, samples), call.service.config.limits.max_audio_seconds
+            )
         except MediaError as error:
             raise RequestError(str(error), "audio") from None
         marker = "" if body.language else form.marker
@@ -364,9 +403,9 @@ async def realtime(socket: WebSocket) -> None:
         if service.closed or not service.has_text:
             raise Unavailable(DRAINING if service.closed else "The service is starting.", DRAIN_RETRY_AFTER_S)
         if not _same_origin(service, socket.headers):
-            raise Unauthorized
-    except (ApiError, RequestError):
-        await socket.close(1008)  # before it is accepted: the reply to the upgrade is 403
+            raise Forbidden("The page of this site may not connect: endpoints.cors_origins does not have it.")
+    except (ApiError, RequestError) as error:
+        await socket.send_denial_response(error_response(error, uuid.uuid4().hex))
         return
     socket.state.key, socket.state.owner = key, "" if key is None else key.owner
     socket.state.request_id = uuid.uuid4().hex

@@ -49,7 +49,7 @@ def attributes(pairs: Any) -> dict[str, Any]:
 
 @dataclass
 class Collector:
-    """What it received, and how it answers: a status or several in turn, after a pause."""
+    """Collector with the received requests and the configured replies."""
 
     url: str = ""
     statuses: list[int] = field(default_factory=list)  # of the next replies; then 200

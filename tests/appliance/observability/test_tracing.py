@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Exemplar
 
 from appliance.observability.metrics import Metrics, now
-from appliance.observability.otlp_logs import EXPORTING
+from appliance.observability.otlp_logs import EXPORTING, OtlpHandler
 from appliance.observability.spans import SequenceTimes, Span, input_messages
 from appliance.observability.trace_settings import Sampler, TraceSettings
 from appliance.observability.tracing import Tracing
@@ -332,3 +332,17 @@ def test_texts_of_any_kind_can_be_encoded():
     found = parse(b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + orjson.dumps(span.encoded()) + b"]}]}]}")
     pairs = attributes(found.resource_spans[0].scope_spans[0].spans[0].attributes)
     assert pairs == {"lone": "?", "long": "x" * 65_536, "empty": []}
+
+
+def test_a_log_message_that_does_not_fit_its_arguments_raises_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+
+    async def emit() -> list:
+        exported: list = []
+        handler = OtlpHandler(exported.append, ())
+        for arguments in (("a", "b"), ("a",)):
+            handler.handle(logging.LogRecord("appliance", logging.INFO, "f.py", 1, "is %s", arguments, None))
+        await asyncio.sleep(0)
+        return [record.body for record in exported]
+
+    assert asyncio.run(emit()) == ["is a"]

@@ -1,13 +1,18 @@
 """The ledger of usage, and its route and command."""
 
+import asyncio
 import csv
 import io
 from datetime import date
 from pathlib import Path
 
+import pytest
+
 from appliance.cli.usage import usage
+from appliance.observability import usage as usage_module
 from appliance.observability.usage import COLUMNS, MAX_DAYS, Tokens, UsageLedger, total
 from appliance.security.keys import parse_keys
+from appliance.server.first_requests import REQUEST_ID
 
 MONDAY, TUESDAY = date(2026, 11, 23), date(2026, 11, 24)
 
@@ -65,3 +70,40 @@ def test_a_key_sees_its_own_usage_unless_it_may_see_all(start_gateway, engine) -
     lines = list(usage(gateway.url, "text", api_key="sk-c"))
     assert lines[0].split() == list(COLUMNS) and lines[-1].split() == ["total", "6", "18", "0", "24"]
     assert list(usage(gateway.url, "csv", api_key="sk-c")) == reply.text.splitlines()
+
+
+def test_rows_that_are_added_during_a_save_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is written in another thread, while the event loop adds rows."""
+    ledger = UsageLedger(tmp_path)
+    write = usage_module._write_error
+
+    def slow(file: Path, rows: list) -> OSError | None:
+        ledger.add("late", "m", Tokens(1, 0, 1), MONDAY)
+        return write(file, rows)
+
+    monkeypatch.setattr(usage_module, "_write_error", slow)
+    ledger.add("early", "m", Tokens(1, 0, 1), MONDAY)
+    asyncio.run(ledger.save_apart())
+    assert [row.key for row in UsageLedger(tmp_path).rows()] == ["early"]
+    monkeypatch.setattr(usage_module, "_write_error", write)
+    ledger.save()
+    assert [row.key for row in UsageLedger(tmp_path).rows()] == ["early", "late"]
+
+
+def test_a_failed_save_is_logged_once_and_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "run"
+    ledger = UsageLedger(folder)  # does not exist yet
+    ledger.add("a", "m", Tokens(1, 0, 1), MONDAY)
+    ledger.save()
+    asyncio.run(ledger.save_apart())
+    assert caplog.text.count("cannot be saved") == 1
+    folder.mkdir()
+    asyncio.run(ledger.save_apart())
+    assert [row.key for row in UsageLedger(folder).rows()] == ["a"]
+
+
+def test_requests_of_the_service_itself_are_no_usage(start_gateway, engine) -> None:
+    gateway = start_gateway(engine)
+    headers = {"x-request-id": f"{REQUEST_ID}1"}
+    assert gateway.client.post("/test/generate", json={}, headers=headers).status_code == 200
+    assert gateway.client.get("/v1/usage").json()["data"] == []

@@ -162,7 +162,7 @@ def steps(count: int = 20, high: int = 32, wide: int = 48) -> Array:
     "form,codec", [("mp4", "mpeg4"), ("matroska", "mpeg4"), ("avi", "mjpeg"), ("webm", "libvpx"), ("gif", "gif")]
 )
 def test_files_of_any_container_are_decoded(form: str, codec: str) -> None:
-    """Frames equal those of PyAV, also where the container does not announce their number."""
+    """Frames equal PyAV's, also if the container does not announce their number."""
     data = encoded(steps(), form, codec)
     with av.open(io.BytesIO(data)) as container:
         wanted = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
@@ -255,7 +255,7 @@ def turned(data: bytes, quarters: int) -> bytes:
 
 @pytest.mark.parametrize("quarters", range(4))
 def test_the_rotation_of_a_file_is_applied(quarters: int) -> None:
-    """As players do: the frames are those of the file that is not turned, turned clockwise."""
+    """Frames are rotated clockwise by the angle in the file, as players rotate them."""
     frames = steps(4, 32, 48).copy()
     images = np.moveaxis(frames, 1, -1) if frames.shape[1] == 3 else frames
     images[:, :8, :24] = 255

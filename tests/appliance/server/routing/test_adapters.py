@@ -1,15 +1,22 @@
 """Adapters that change while the service runs: allowed folders, and messages to engines."""
 
 import asyncio
+import errno
 import hashlib
 import os
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from appliance.checkpoints.unpack import unpack
 from appliance.server.errors.api import ApiError, BadRequest, InvalidInput, NotFound, Unavailable
+from appliance.server.routing import adapters
 from appliance.server.routing.adapters import FILE, AdapterRegistry, Folders
 from engine.api.client import EngineState
 from engine.api.messages import AdapterChanged, LoadAdapter, UnloadAdapter
@@ -204,3 +211,35 @@ def test_a_request_loads_the_folder_that_it_names_once_if_this_is_enabled(allowe
     client = FakeClient([])
     asyncio.run(several(registry(allowed, [client])))
     assert client.sent == []
+
+
+def test_requests_for_the_same_archive_unpack_it_once(allowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with tarfile.open(allowed / "sql.tar", "w") as archive:
+        archive.add(allowed / "sql", "sql")
+    unpacked: list[Path] = []
+
+    def slow(archive: Path, folder: Path, *arguments: Any, **options: Any) -> Path:
+        unpacked.append(folder)
+        time.sleep(0.1)
+        return unpack(archive, folder, *arguments, **options)
+
+    monkeypatch.setattr(adapters, "unpack", slow)
+    folders = Folders.of([str(allowed)], str(tmp_path))
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda name: folders.find(name, "sql.tar"), "abc"))
+    assert len(unpacked) == 1 and len(set(found)) == 1 and found[0].is_dir()
+
+
+def test_an_archive_that_cannot_be_unpacked_leaves_no_files(
+    allowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (allowed / "sql.tar").write_bytes(b"")
+
+    def full(archive: Path, folder: Path, *arguments: Any, **options: Any) -> Path:
+        folder.mkdir(parents=True)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(adapters, "unpack", full)
+    with pytest.raises(OSError, match="No space"):
+        Folders.of([str(allowed)], str(tmp_path)).find("a", "sql.tar")
+    assert not any((tmp_path / adapters.UNPACKED).iterdir())

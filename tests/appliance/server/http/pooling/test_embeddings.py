@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -10,6 +12,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
+from appliance.server.pooling.contents import content_of
 from engine.api.errors import RequestError
 from engine.api.messages import Delta, Pooled
 from tests.appliance.server.http.pooling.model import LABELS, WIDTH, softmax, tokens, unit, values
@@ -517,3 +520,13 @@ def test_a_load_balancer_receives_the_load(embedder):
             return await client.post(URL, json={"input": "x"}, headers={"endpoint-load-metrics-format": "TEXT"})
 
     assert "num_requests_waiting=3" in asyncio.run(call()).headers["endpoint-load-metrics"]
+
+
+@pytest.mark.parametrize("other", [{"type": "text", "text": None}, {"type": "text", "text": 3}, {"type": "x"}, "x", 3])
+def test_parts_beside_an_image_that_are_no_blank_text_are_refused(other: Any) -> None:
+    """A model without a chat template reads one image; blank texts are left out."""
+    served = SimpleNamespace(text=SimpleNamespace(known_media={"image": None}, media=None))
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    assert content_of([image, {"type": "text", "text": " "}], "input", "input", served).kind == "image"
+    with pytest.raises(RequestError, match="either a text or one image"):
+        content_of([image, other], "input", "input", served)
