@@ -266,7 +266,7 @@ same checkpoint gives slightly different results there. Ranks can split a matrix
 splits are refused, or dequantized with `hardware.kernels: torch`.
 
 `quantization.weights: fp8` converts a float32, bfloat16 or float16 checkpoint at load on a GPU: one scale per output,
-activations rounded token by token. A model with experts is refused, because most of its weights would not be converted.
+activations rounded token by token, also for routed experts.
 Other kinds of fp8 are refused: `e5m2`, `fnuz`, blocks of other sizes, and scales in `e8m0` (MX formats).
 
 ### GGUF

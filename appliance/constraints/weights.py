@@ -1,11 +1,10 @@
 """Rules for weights: which weights can be quantized, and which kernels multiply by them."""
 
 from appliance.constraints.rule import TRITON, Rule, View, is_compiled
-from engine.formats.load_time import LOAD_FORMATS, load_formats
+from engine.formats.load_time import load_formats
 
 INTEGERS = load_formats("compiled")  # formats of weights that are quantized while they are loaded; Triton has them too
 ON_GPU = tuple(name for name in load_formats("triton") if name not in INTEGERS)  # only Triton has these
-NO_EXPERTS = tuple(name for name in ON_GPU if "expert" not in LOAD_FORMATS[name].roles("triton"))
 
 
 def _roundable(view: View) -> bool:
@@ -27,15 +26,6 @@ RULES = (
         keys=("weights", "kernels"),
         holds=lambda view: view.weights not in ON_GPU or view.kernels == TRITON,
         text=f"only Triton kernels support weights that are quantized to {' or '.join(ON_GPU)}",
-    ),
-    Rule(
-        name="rounded-experts",
-        keys=("weights",),
-        facts=("model.experts",),
-        holds=lambda view: view.weights not in NO_EXPERTS or not view.facts.model.experts,
-        text=f"models with experts are not quantized to {' or '.join(NO_EXPERTS)}",
-        because=lambda facts: "the model has experts, which Triton kernels multiply in the type of the activations",
-        chosen=True,
     ),
     Rule(
         name="rounded-twice",

@@ -16,7 +16,7 @@ from appliance.planning.derivation import summed
 from appliance.planning.host import appliance_bytes
 from appliance.planning.memory import CPU_CACHE_BYTES, Memory
 from appliance.planning.plan import Plan, fingerprint, plan
-from appliance.planning.workspace import PROCESS_BYTES, StepSize, workspace
+from appliance.planning.workspace import PROCESS_BYTES, SAMPLED_CANDIDATES, StepSize, workspace
 from engine.api.config import EngineConfig
 from engine.formats.format import Format
 from engine.formats.ggml import Blocks, IntegerBlocks, Permuted
@@ -346,10 +346,13 @@ def test_a_gpu_computes_with_triton_and_captures_decode_steps(tmp_path: Path) ->
         True,
     )
     assert reason(found, "hardware.kernels") == ("triton", "the fused kernels for a GPU")
-    # six rows of the widest layer, plus the residual stream and its norm; their logits and hidden states, and the
-    # logits once more in the graph
+    # six rows of the widest layer, plus the residual stream and its norm; their logits, candidates and hidden states,
+    # and the logits once more in the graph; then steps with chunks, which have no logits
     assert engine.hardware.graph_sizes == (1, 2, 4, 6)
-    assert engine.memory.graphs == 6 * (2 * (2 * QKV + 4 * HIDDEN) + 2 * 4 * VOCAB + 2 * HIDDEN) + 4 * 8 * MIB
+    candidates, mixed = 8 * SAMPLED_CANDIDATES, engine.hardware.mixed_graph_sizes
+    decode = 6 * (2 * (2 * QKV + 4 * HIDDEN) + 2 * 4 * VOCAB + candidates + 2 * HIDDEN) + 4 * 8 * MIB
+    chunks = max(mixed) * (2 * (2 * QKV + 4 * HIDDEN) + 2 * 2 * HIDDEN) + len(mixed) * 8 * MIB
+    assert engine.memory.graphs == decode + chunks
     without = planned(tmp_path, "engine.scheduling.max_running=6", "hardware.graphs=false", machine=GPU_KERNELS)
     assert without.engines[0].hardware.graph_sizes == () and without.engines[0].memory.graphs == 0
     assert found.memory.workspace - without.memory.workspace == engine.memory.graphs

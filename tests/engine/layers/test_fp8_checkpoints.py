@@ -389,6 +389,18 @@ def test_a_plain_checkpoint_is_rounded_by_output_and_stays_near(name, bf16_check
     assert made.model.vocabulary.head.dtype == torch.float32
 
 
+@needs_triton
+def test_experts_of_a_plain_checkpoint_are_rounded_too(bf16_checkpoint, driver, ids):
+    saved, prompt = bf16_checkpoint("mixtral"), ids(9)
+    made = driver(saved.path, kernels="triton", bits="fp8")
+    similarity = torch.nn.functional.cosine_similarity(
+        made.run(prompt, 5).flatten(), saved.logits(prompt).flatten(), dim=0
+    )
+    assert similarity > 0.95
+    stacks = made.model.weights.stacks.values()
+    assert stacks and all(stack.fp8 is not None and stack.whole is None for stack in stacks)
+
+
 def load_all(folder):
     """The tensors of all files of a checkpoint."""
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}

@@ -44,7 +44,7 @@ class World:
         self.open.clear()
 
     def skipped(self) -> float:
-        return self.metrics._numbers["journal_skipped_records"][()]
+        return self.metrics.numbers["journal_skipped_records"][()]
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_after_a_full_disk_all_that_is_known_is_on_it_again(world: World, monkey
         asyncio.run(one.flushed())
         running.append(0, Delta("r1-0", (number,)))
     asyncio.run(one.flushed())
-    assert world.metrics._numbers["journal_errors"][()] >= 1
+    assert world.metrics.numbers["journal_errors"][()] >= 1
     full[0] = False
     running.append(0, Delta("r1-0", (6,)))
     asyncio.run(one.flushed())
