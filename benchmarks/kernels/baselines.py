@@ -107,7 +107,7 @@ def flash_arguments(op: str, args: Args) -> Args | None:
             q, pages, layer, table, slot, query_start, lengths, _, _, scale, window, softcap, *rest = args
             return _paged(q, pages, layer, table, slot, query_start, lengths, scale, window, softcap, rest)
         case "prefill_attention":
-            q, pages, layer, table, slot, query_start, lengths, _, scale, window, softcap, *rest = args
+            q, pages, layer, table, slot, query_start, lengths, _, scale, window, softcap, *rest, _ = args
             return _paged(q, pages, layer, table, slot, query_start, lengths, scale, window, softcap, rest)
         case "encoder_attention":
             q, k, v, start, _, scale, causal, window, softcap, biases = args
