@@ -118,7 +118,9 @@ class ExpertsLayer:
 
     def fused(self, x):
         run = object.__new__(fused_executor._Run)
-        run.weights, run.model = self.weights, SimpleNamespace(vocabulary=SimpleNamespace(world=self.world))
+        vocabulary = SimpleNamespace(world=self.world)
+        run.weights = self.weights
+        run.model = SimpleNamespace(vocabulary=vocabulary, fused_reduce=None, reduced_by_norm=set())
         run.adapters = NO_ADAPTERS
         run.values = {self.ops[0].x.name: x}
         return run.execute(list(zip(self.ops, last_uses(self.ops, self.combine.y), strict=True)))[self.combine.y]
