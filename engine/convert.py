@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engine.api.errors import EXIT_PERMANENT, CheckpointError, EngineError
 from engine.api.files import read_json_object
-from engine.formats.integers import packed_words, words_of
+from engine.formats.compressed_tensors import written_numbers, written_settings, written_tensors
 from engine.formats.layers import pattern
 from engine.formats.load_time import LOAD_FORMATS
 from engine.gguf.file import find_gguf
@@ -33,7 +33,6 @@ from engine.models.sources import join, linear_paths, sources
 from engine.models.stored import matrix_roles
 from engine.weights.files import TORCH_DTYPES, Weights
 from engine.weights.quantized import QuantizedWeights
-from kernels.quantisation import Int4Weight
 
 SUMS = "SHA256SUMS"
 PLAIN_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".py", ".tiktoken", ".md")
@@ -66,13 +65,15 @@ class Report(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class _Out:
-    """A tensor of the new checkpoint. `part`: packed, scale or shape of a matrix; "": it is copied."""
+    """A tensor of the new checkpoint. part: of a quantized matrix, the last component of its name; "": it is copied.
+    follows: it is in the same file as the tensor before it."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     source: str  # path of the matrix, or name of the tensor
     part: str = ""
+    follows: bool = False
 
     @property
     def bytes(self) -> int:
@@ -187,9 +188,9 @@ class _Conversion:
         for path, format in self._formats.items():
             rows, inputs = self._shapes[f"{self._matrix(path)}.weight"]
             group, bits = self._group(format), _BITS[format]
-            yield _Out(f"{path}.weight_packed", "I32", (rows, words_of(inputs, bits)), path, "packed")
-            yield _Out(f"{path}.weight_scale", _SCALES[format], (rows, -(-inputs // group)), path, "scale")
-            yield _Out(f"{path}.weight_shape", "I64", (2,), path, "shape")
+            parts = written_tensors(rows, inputs, bits, group, _SCALES[format])
+            for at, (last, (dtype, shape)) in enumerate(parts.items()):
+                yield _Out(f"{path}.{last}", dtype, shape, path, last, follows=at > 0)
         for path in restored:
             if path not in self._formats:
                 yield _Out(f"{path}.weight", self._dtype, self._shapes[f"{path}.weight"], f"{path}.weight")
@@ -225,7 +226,7 @@ class _Conversion:
             parts: dict[str, Tensor] = {}
             for one in outs:
                 if one.part:
-                    parts = self._parts(one.source) if one.part == "packed" else parts
+                    parts = parts if one.follows else self._parts(one.source)
                     tensor = parts[one.part]
                 else:
                     tensor = self._reader.read(one.source)
@@ -239,9 +240,7 @@ class _Conversion:
         format = self._formats[path]
         weight = self._reader.read(f"{self._matrix(path)}.weight")
         found = LOAD_FORMATS[format].quantize(weight, self._group(format))
-        values = found.values if isinstance(found, Int4Weight) else (found.values.to(torch.int16) + 128).to(torch.uint8)
-        shape = torch.tensor(weight.shape, dtype=torch.int64)
-        return {"packed": packed_words(values, _BITS[format]), "scale": found.scales, "shape": shape}
+        return written_numbers(found)
 
     def _config(self, outs: list[_Out]) -> dict[str, Any]:
         config = read_json_object(self._checkpoint.path / "config.json")
@@ -249,30 +248,13 @@ class _Conversion:
         if self._tied:
             for one in (config, text):
                 one["tie_word_embeddings"] = False
-        groups = {}
-        by_format: dict[str, list[str]] = {}
+        by_format: dict[tuple[int, int], list[str]] = {}
         for path, format in self._formats.items():
-            by_format.setdefault(format, []).append(path)
-        for number, (format, paths) in enumerate(by_format.items()):
-            weights = {
-                "num_bits": _BITS[format],
-                "type": "int",
-                "symmetric": True,
-                "strategy": "group",
-                "group_size": self._group(format),
-                "dynamic": False,
-            }
-            groups[f"group_{number}"] = {"targets": paths, "format": "pack-quantized", "weights": weights}
+            by_format.setdefault((_BITS[format], self._group(format)), []).append(path)
         plain = [
             one.name.removesuffix(".weight") for one in outs if one.name.endswith(".weight") and len(one.shape) == 2
         ]
-        config["quantization_config"] = {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "quantization_status": "compressed",
-            "config_groups": groups,
-            "ignore": plain,
-        }
+        config["quantization_config"] = written_settings(by_format, plain)
         return config
 
     def _copy_others(self, folder: Path) -> None:
@@ -303,7 +285,7 @@ def _shards(outs: list[_Out], most: int) -> list[list[_Out]]:
     found: list[list[_Out]] = [[]]
     size = 0
     for one in outs:
-        if one.part in ("", "packed") and found[-1] and size + one.bytes > most:
+        if not one.follows and found[-1] and size + one.bytes > most:
             found.append([])
             size = 0
         found[-1].append(one)

@@ -13,7 +13,7 @@ compressed-tensors 0.20, compressed_tensors.utils.match.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from engine.api.errors import CheckpointError
 from engine.formats.floats import MX_GROUP, NV_GROUP, Floats
@@ -32,9 +32,14 @@ from engine.formats.format import (
     words,
 )
 from engine.formats.fp8 import Fp8, block_size
-from engine.formats.integers import Integers, Numbers, unpacked, words_of
+from engine.formats.integers import Integers, Numbers, packed_words, unpacked, words_of
 from engine.formats.layers import entries, pattern
 from engine.formats.native import E4M3, FP8_BLOCK, Groups
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.quantisation import Int4Weight, Int8Weight
 
 _CLASSES = ("Linear", "Module")
 _BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -205,6 +210,55 @@ def _matches(listed: list[str], path: str, where: str) -> bool:
         pattern(entry[3:], where).match(path) is not None if entry.startswith("re:") else entry in (path, *_CLASSES)
         for entry in listed
     )
+
+
+# Writing
+
+
+def written_tensors(
+    rows: int, inputs: int, bits: int, group: int, scale_type: str
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return types and shapes of the tensors of a matrix without zero points, by the last component of their names."""
+    return {
+        "weight_packed": ("I32", (rows, words_of(inputs, bits))),
+        "weight_scale": (scale_type, (rows, words(inputs, group))),
+        "weight_shape": ("I64", (2,)),
+    }
+
+
+def written_numbers(weight: "Int4Weight | Int8Weight") -> "dict[str, Tensor]":
+    """Return the tensors of `written_tensors`."""
+    import torch
+
+    from kernels.quantisation import Int4Weight
+
+    bits, values = 4, weight.values
+    if not isinstance(weight, Int4Weight):
+        bits, values = 8, (values.to(torch.int16) + 128).to(torch.uint8)
+    shape = torch.tensor(values.shape, dtype=torch.int64)
+    return {"weight_packed": packed_words(values, bits), "weight_scale": weight.scales, "weight_shape": shape}
+
+
+def written_settings(groups: Mapping[tuple[int, int], Sequence[str]], ignored: Sequence[str]) -> dict[str, Any]:
+    """Return the quantization_config. groups: paths of matrices by bits and group size. ignored: plain matrices."""
+    made = {}
+    for number, ((bits, size), paths) in enumerate(groups.items()):
+        weights = {
+            "num_bits": bits,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "group",
+            "group_size": size,
+            "dynamic": False,
+        }
+        made[f"group_{number}"] = {"targets": list(paths), "format": "pack-quantized", "weights": weights}
+    return {
+        "quant_method": METHOD.name,
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": made,
+        "ignore": list(ignored),
+    }
 
 
 METHOD = Method(

@@ -17,9 +17,9 @@ OTHERS = "nor is its family"
     ("name", "more", "kind", "said"),
     [
         ("Speech2TextForConditionalGeneration", {"is_encoder_decoder": True}, "audio", OTHERS),
-        ("VoxtralForConditionalGeneration", {"audio_config": {}}, "audio", OTHERS),
+        ("GraniteSpeechForConditionalGeneration", {"audio_config": {}}, "audio", OTHERS),
         ("Wav2Vec2ForCTC", {}, "audio", OTHERS),
-        ("CLIPModel", {"vision_config": {}}, "vision", OTHERS),
+        ("AltCLIPModel", {"vision_config": {}}, "vision", OTHERS),
         ("MllamaForConditionalGeneration", {"vision_config": {}, "text_config": {}}, "vision", OTHERS),
         ("ViTForImageClassification", {}, "vision", OTHERS),
         ("LongT5ForConditionalGeneration", {"is_encoder_decoder": True}, "encoder-decoder", OTHERS),
