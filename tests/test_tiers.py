@@ -109,7 +109,7 @@ def test_paired_keeps_each_case_with_one_of_the_others_in_turn():
 
 
 class Item:
-    """Stand-in for a pytest.Item: the attributes used by `mark_tiers`."""
+    """The attributes of a pytest.Item that `mark_tiers` uses."""
 
     path = Path(__file__)
 

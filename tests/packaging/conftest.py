@@ -14,7 +14,7 @@ SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", 
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tracked and new files of the packages, without compiled ones."""
     folder = tmp_path_factory.mktemp("sources")
-    places = [*SOURCES, "appliance", "engine", "kernels", "manifests", "benchmarks", "tools"]
+    places = [*SOURCES, "appliance", "engine", "kernels", "slipway", "manifests", "benchmarks", "tools"]
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *places]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     for name in filter(lambda name: (ROOT / name).is_file(), names):
