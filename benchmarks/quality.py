@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.machine import facts
 from benchmarks.quality_files import gguf_file, tokenize, write_formats
 from benchmarks.quality_llama import LlamaCpp, installed
-from engine.api.config import HeadBits, KVDtype, WeightBits
+from engine.api.config import EmbeddingBits, HeadBits, KVDtype, WeightBits
 from engine.distributed.world import SINGLE
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.layers.model import TextModel, make_pages
@@ -62,6 +62,7 @@ class Setting:
     """Format of the file whose weights, restored to float32, are the same; None: the arithmetic is not measured."""
     group: int = 0  # inputs that share a scale; 0: the default
     head: HeadBits = "auto"
+    embedding: EmbeddingBits = "stored"
     bf16: bool = False  # products in bfloat16: hardware.matmul_precision
     engine: Literal["slipway", "llama.cpp"] = "slipway"
 
@@ -80,7 +81,14 @@ SETTINGS = (
     Setting("Q5_0", "Q5_0", twin="Q5_0"),
     Setting("Q5_1", "Q5_1", twin="Q5_1"),
     Setting("int4", "plain", bits="int4", twin="int4_restored"),
+    Setting("int6", "plain", bits="int6", twin="int6_restored"),
+    Setting("int8 head", "plain", head="int8", twin="int8_head_restored"),
+    Setting("int6 head", "plain", head="int6", twin="int6_head_restored"),
+    Setting("int4 head", "plain", head="int4", twin=None),
+    Setting("int6 embedding", "plain", embedding="int6", twin=None),
+    Setting("Q4_0 embedding", "Q4_0_embedding", twin=None),
     Setting("int8, groups of 32", "plain", bits="int8", group=32, twin=None),
+    Setting("int8, int6 head", "plain", bits="int8", head="int6", twin=None),
     Setting("int8, int4 head", "plain", bits="int8", head="int4", twin=None),
     Setting("int4, int4 head", "plain", bits="int4", head="int4", twin=None),
 )
@@ -176,8 +184,18 @@ def score(folder: Path, windows: Windows, kernels: str, threads: int, setting: S
     cpu = torch.device("cpu")
     simulated = setting.bf16 and kernels not in BF16_VARIANTS
     team = None if kernels == "torch" or simulated else Team(kernels, threads, bf16=setting.bf16)
-    quantized = {"bits": setting.bits, "group": setting.group, "head": setting.head}
-    model = TextModel(checkpoint.model, form, SINGLE, torch.float32, cpu, team, **quantized)
+    model = TextModel(
+        checkpoint.model,
+        form,
+        SINGLE,
+        torch.float32,
+        cpu,
+        team,
+        setting.bits,
+        group=setting.group,
+        head=setting.head,
+        embedding=setting.embedding,
+    )
     model.load(checkpoint)
     blocks = WINDOW // BLOCK
     pages = make_pages(form, blocks + 1, DTYPES[kv], cpu)

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from engine.lowering.footprint import LARGE_GROUP, SMALL_GROUP
+from kernels.ggml_blocks import to_int6
 from kernels.quantisation import to_int4, to_int8
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 STORED = ("original", "plain", "Q8_0", "Q4_0", "Q5_0", "Q5_1")
-FORMATS = (*STORED, "int8_restored", "int4_restored", "bf16_restored")
+RESTORED = ("int8", "int6", "int4", "int8_head", "int6_head", "bf16")
+FORMATS = (*STORED, *(f"{name}_restored" for name in RESTORED), "Q4_0_embedding")
 Values = Any  # numpy arrays
+Restorer = Callable[[Values], Values]
 
 
 def gguf_file(file: Path) -> Path:
@@ -47,8 +50,10 @@ def write_formats(file: Path, folder: Path, wanted: Collection[str] = FORMATS) -
 
     original: the given file. plain: its weights in float32. Q8_0, Q4_0, Q5_0, Q5_1: plain, quantized by gguf's
     reference code.
-    int8_restored, int4_restored, bf16_restored: plain, rounded as the engine rounds at load, then restored to float32,
-    with a head of its own because a tied embedding is not rounded.
+    int8_restored, int6_restored, int4_restored, bf16_restored: plain, rounded as the engine rounds at load, then
+    restored to float32, with a head of its own because a tied embedding is not rounded. int8_head_restored and
+    int6_head_restored: the head alone.
+    Q4_0_embedding: plain with the embedding in Q4_0 and a head of its own.
     """
     from gguf import GGMLQuantizationType as Type
 
@@ -61,26 +66,42 @@ def write_formats(file: Path, folder: Path, wanted: Collection[str] = FORMATS) -
     made["plain"] = _write(folder / "plain", file, plain, {})
     for kind in (one for one in (Type.Q8_0, Type.Q4_0, Type.Q5_0, Type.Q5_1) if one.name in wanted):
         made[kind.name] = _write(folder / kind.name, file, plain, dict.fromkeys(matrices, kind))
-    restorers = {"int8": (_restored_int8,) * 2, "int4": (_restored_int4, _restored_int8), "bf16": (_restored_bf16,) * 2}
-    for bits, (restored, restored_head) in restorers.items():
+    head = plain.get(HEAD, plain[EMBEDDING])
+    layers = {name: values for name, values in matrices.items() if name not in (EMBEDDING, HEAD)}
+    for bits, (restored, restored_head) in RESTORERS.items():
         if f"{bits}_restored" not in wanted:
             continue
-        rounded = {name: restored(values) for name, values in matrices.items() if name != EMBEDDING}
-        rounded[HEAD] = restored_head(plain.get(HEAD, plain[EMBEDDING]))
+        rounded = {} if restored is None else {name: restored(values) for name, values in layers.items()}
+        rounded[HEAD] = restored_head(head)
         made[f"{bits}_restored"] = _write(folder / f"{bits}_restored", file, plain | rounded, {})
+    if "Q4_0_embedding" in wanted:
+        kinds = {EMBEDDING: Type.Q4_0}
+        made["Q4_0_embedding"] = _write(folder / "Q4_0_embedding", file, plain | {HEAD: head}, kinds)
     return made
 
 
-def _restored(rounded: Callable[[Tensor], Any]) -> Callable[[Values], Values]:
+def _restored(rounded: Callable[[Tensor], Any]) -> Restorer:
     return lambda values: rounded(torch.from_numpy(values)).restored().numpy()
 
 
 _restored_int8 = _restored(lambda weight: to_int8(weight, LARGE_GROUP))
+_restored_int6 = _restored(to_int6)
 _restored_int4 = _restored(lambda weight: to_int4(weight, SMALL_GROUP))
 
 
 def _restored_bf16(values: Values) -> Values:
     return torch.from_numpy(values).bfloat16().float().numpy()
+
+
+RESTORERS: dict[str, tuple[Restorer | None, Restorer]] = {
+    "int8": (_restored_int8, _restored_int8),
+    "int6": (_restored_int6, _restored_int8),
+    "int4": (_restored_int4, _restored_int8),
+    "int8_head": (None, _restored_int8),
+    "int6_head": (None, _restored_int6),
+    "bf16": (_restored_bf16, _restored_bf16),
+}
+"""Rounding of the layers, if there is one, and of the head."""
 
 
 def _dequantized(file: Path) -> dict[str, Values]:

@@ -629,6 +629,7 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         bits=config.quantization.weights,
         group=config.quantization.group_size,
         head=config.quantization.head,
+        embedding=config.quantization.embedding,
         triton=config.hardware.kernels == "triton",
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)

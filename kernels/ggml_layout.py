@@ -1,5 +1,9 @@
-"""Blocks of ggml that compiled kernels multiply by in their own format. Imports no torch, because plans count their
-bytes. A block has `inputs` numbers of one output in `bytes` bytes. Source: ggml-common.h of llama.cpp.
+"""Blocks of ggml, and of INT6, that compiled kernels multiply by in their own format. Imports no torch, because plans
+count their bytes. A block has `inputs` numbers of one output in `bytes` bytes. Source: ggml-common.h of llama.cpp.
+
+INT6 is Slipway's own format for matrices that are quantized at load: 64 numbers, scale · (code - 32). Bytes of a block:
+32 with the low 4 bits of codes i (low half) and 32 + i (high half), 16 with the high 2 bits of codes i, 16 + i, 32 + i
+and 48 + i, and a float16 scale.
 """
 
 from typing import NamedTuple
@@ -37,6 +41,7 @@ LAYOUTS = {
     "Q4_1": BlockLayout(32, 20, 4),
     "Q5_0": BlockLayout(32, 22, 5),
     "Q5_1": BlockLayout(32, 24, 5),
+    "INT6": BlockLayout(64, 50, 6),
 }
 
 

@@ -9,6 +9,7 @@ one scale per row would cost a language model 1 % of perplexity or more, and one
 float.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,33 +92,34 @@ def to_int4(weight: Tensor, group: int) -> Int4Weight:
     scales = torch.empty((outputs, padded.shape[1] // group), dtype=torch.float16, device=weight.device)
     for at in range(0, outputs, ROWS_AT_ONCE):
         part = slice(at, at + ROWS_AT_ONCE)
-        found, scales[part] = _groups_to_int4(padded[part].float().unflatten(1, (-1, group)))
-        values[part] = found.flatten(1)[:, :inputs]
+        found, scales[part] = search_scales(padded[part].float().unflatten(1, (-1, group)), FARTHEST, -8, 7)
+        values[part] = (found + 8).to(torch.uint8).flatten(1)[:, :inputs]
     return Int4Weight(values, scales, None, group)
 
 
-def _groups_to_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """[outputs, groups, group] → values of the same shape, scales [outputs, groups]."""
-    farthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))[:, :, 0]
+def search_scales(groups: Tensor, farthest: Sequence[float], low: int, high: int) -> tuple[Tensor, Tensor]:
+    """Quantize to integers from `low` to `high`. [outputs, groups, group] float32 → integers in float32 of the same
+    shape, float16 scales [outputs, groups]. farthest: see `FARTHEST`."""
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))[:, :, 0]
     best_values = torch.zeros_like(groups)
-    best_scales = torch.zeros_like(farthest, dtype=torch.float16)
-    best_error = torch.full_like(farthest, torch.inf)
-    for integer in FARTHEST:
-        scales = (farthest / integer).half()
+    best_scales = torch.zeros_like(largest, dtype=torch.float16)
+    best_error = torch.full_like(largest, torch.inf)
+    for integer in farthest:
+        scales = (largest / integer).half()
         for _ in range(2):
-            values, error = _rounded_by(groups, scales)
+            values, error = _rounded_by(groups, scales, low, high)
             better = error < best_error
             best_values = torch.where(better.unsqueeze(2), values, best_values)
             best_scales, best_error = torch.where(better, scales, best_scales), torch.minimum(error, best_error)
             size = values.square().sum(2)
             scales = torch.where(size > 0, values.mul_(groups).sum(2) / size, 0.0).half()
-    return (best_values + 8).to(torch.uint8), best_scales
+    return best_values, best_scales
 
 
-def _rounded_by(groups: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+def _rounded_by(groups: Tensor, scales: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
     """Return the values, and the square error [outputs, groups], of groups with these scales."""
     wide = scales.float().unsqueeze(2)
-    values = (groups * torch.where(wide != 0, 1 / wide, 0.0)).round_().clamp_(-8, 7)
+    values = (groups * torch.where(wide != 0, 1 / wide, 0.0)).round_().clamp_(low, high)
     return values, (values * wide).sub_(groups).square_().sum(2)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from appliance.constraints.facts import ModelFacts
 from appliance.hardware.machine import Machine
-from engine.api.config import Device, Dtype, HeadBits, KVDtype, MatmulPrecision, SpeculationMethod, WeightBits
+from engine.api.config import Device, Dtype, EmbeddingBits, HeadBits, KVDtype, MatmulPrecision, SpeculationMethod, WeightBits
 from kernels.cpu.library import BF16_VARIANTS
 
 TORCH, TRITON = "torch", "triton"
@@ -26,6 +26,7 @@ class Facts:
     """Function that returns the memory shortage of a choice, "" if it fits; None disables the memory rule."""
     group_size: int = 0  # inputs that share a scale of weights quantized at load; 0: chosen for the model
     head: HeadBits = "auto"  # number format of the head
+    embedding: EmbeddingBits = "stored"  # number format of the token embedding
     precision: MatmulPrecision = "highest"  # of float32 matrix products
 
 

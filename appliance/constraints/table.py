@@ -85,6 +85,7 @@ DTYPES = tuple(Line(name, {"dtype": name}) for name in ("float32", "bfloat16", "
 WEIGHTS = (
     Line("weights as stored", {"weights": "stored"}),
     Line("weights int8", {"weights": "int8"}),
+    Line("weights int6", {"weights": "int6"}),
     Line("weights int4", {"weights": "int4"}),
     Line("weights fp8", {"weights": "fp8"}),
 )

@@ -3,8 +3,10 @@
 from appliance.constraints.rule import TRITON, Rule, View, is_compiled
 from engine.formats.load_time import load_formats
 
-INTEGERS = load_formats("compiled")  # formats of weights that are quantized while they are loaded; Triton has them too
+INTEGERS = load_formats("compiled")  # formats of weights that are quantized while they are loaded
 ON_GPU = tuple(name for name in load_formats("triton") if name not in INTEGERS)  # only Triton has these
+ON_CPU = tuple(name for name in INTEGERS if name not in load_formats("triton"))  # only compiled kernels have these
+_ON_BOTH = tuple(name for name in INTEGERS if name not in ON_CPU)
 
 
 def _roundable(view: View) -> bool:
@@ -17,9 +19,15 @@ RULES = (
     Rule(
         name="rounded",
         keys=("weights", "kernels"),
-        holds=lambda view: view.weights not in INTEGERS or view.kernels == TRITON or is_compiled(view.kernels),
+        holds=lambda view: view.weights not in _ON_BOTH or view.kernels == TRITON or is_compiled(view.kernels),
         text=f"only compiled CPU kernels and Triton kernels support weights that are quantized to "
-        f"{' or '.join(INTEGERS)}",
+        f"{' or '.join(_ON_BOTH)}",
+    ),
+    Rule(
+        name="rounded-blocks",
+        keys=("weights", "kernels"),
+        holds=lambda view: view.weights not in ON_CPU or is_compiled(view.kernels),
+        text=f"only compiled CPU kernels support weights that are quantized to {' or '.join(ON_CPU)}",
     ),
     Rule(
         name="rounded-fp8",

@@ -51,6 +51,7 @@ def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Res
         None if "tensor" in requested else rank_budgets.lacks,
         group_size=0 if quantization.group_size == "auto" else quantization.group_size,
         head=quantization.head,
+        embedding="stored" if quantization.embedding == "auto" else quantization.embedding,
         precision=settings.manifest.hardware.matmul_precision,
     )
     situation = Situation(facts, requested)

@@ -348,6 +348,7 @@ def _holder(view: View, rank: int, ranks: int) -> Holder:
         bits=view.weights,
         group=view.facts.group_size,
         head=view.facts.head,
+        embedding=view.facts.embedding,
         rank=rank,
         ranks=ranks,
         triton=view.kernels == TRITON,

@@ -227,6 +227,7 @@ def _engine_config(
             weights=view.weights,
             group_size=group_size,
             head=head,
+            embedding=view.facts.embedding,
             folder=_weight_cache(settings, view),
         ),
         parallelism=ParallelismConfig(**passed("engine.parallelism")),

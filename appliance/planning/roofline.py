@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from appliance.constraints.weights import INTEGERS
 from appliance.hardware.devices import CpuModel, GpuModel, cpu_by_kernels, gpu_by_cuda_name
 from appliance.hardware.machine import Machine
 from appliance.planning.derivation import Account, Step, leading, number
@@ -105,7 +106,7 @@ def _of_gpu(gpu: GpuModel, dtype: str, weights: str, engines: int) -> Limits:
 
 
 def _of_cpu(cpu: CpuModel, weights: str, threads: int, engines: int) -> Limits:
-    each = cpu.int8 if weights in ("int8", "int4") else cpu.bf16 if weights == "bfloat16" else cpu.floats
+    each = cpu.int8 if weights in INTEGERS else cpu.bf16 if weights == "bfloat16" else cpu.floats
     reach = min(cpu.reach(threads), cpu.reach(threads * engines) // engines)
     return Limits(reach, each * cpu.clock * threads, f"{threads} threads of {cpu.description}, assumed")
 

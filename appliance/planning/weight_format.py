@@ -1,30 +1,33 @@
-"""Number format of quantized weights and of the head: quantization.group_size and quantization.head."""
+"""Number format of quantized weights, of the head and of the token embedding: quantization.group_size,
+quantization.head and quantization.embedding."""
 
 from appliance.config.settings import Settings
 from appliance.constraints.rule import TRITON, View, is_compiled
-from appliance.constraints.weights import INTEGERS
+from appliance.constraints.weights import INTEGERS, ON_CPU
 from appliance.planning.choice import Choice, refuse
 from engine.api.config import HeadBits
 from engine.formats.load_time import LOAD_FORMATS
-from engine.formats.native import Executor
+from engine.formats.native import Executor, GgmlBlocks
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.models.checkpoint import Checkpoint
 from engine.models.sources import join
+from kernels.ggml_layout import LAYOUTS
 
-GROUP_SIZE, HEAD = "quantization.group_size", "quantization.head"
+GROUP_SIZE, HEAD, EMBEDDING = "quantization.group_size", "quantization.head", "quantization.embedding"
 
 
 def weight_format(settings: Settings, checkpoint: Checkpoint, view: View) -> dict[str, Choice[int | str] | Choice[str]]:
-    """Return both keys resolved. Raise Refused for a value without effect."""
+    """Return these keys resolved. Raise Refused for a value without effect."""
     head = _head(settings, checkpoint, view)
-    return {GROUP_SIZE: _group(settings, checkpoint, view, head.value), HEAD: head}
+    embedding = _embedding(settings, checkpoint, view)
+    return {GROUP_SIZE: _group(settings, checkpoint, view, head.value), HEAD: head, EMBEDDING: embedding}
 
 
 def other_than_auto(view: View, checkpoint: Checkpoint) -> tuple[int, HeadBits]:
     """Return group size and head for the engine: 0 and "auto" if the written values equal the values that auto has, so
     that writing them out does not change the engine's configuration."""
     bits, head, group = view.weights, view.facts.head, view.facts.group_size
-    formats = {one for one in (bits, head_bits(bits, head)) if one in INTEGERS}
+    formats = {one for one in (bits, head_bits(bits, head)) if one in INTEGERS and LOAD_FORMATS[one].group is None}
     if all(quantization_group(one, checkpoint.model) == group for one in formats):
         group = 0
     return group, "auto" if head == head_bits(bits, "auto") else head
@@ -41,6 +44,9 @@ def _head(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]
     native = None if checkpoint.quantization is None else checkpoint.quantization.native((path,), executor)
     if wanted != "auto" and native is not None:
         refuse(settings, HEAD, f"{wanted}: the checkpoint stores the head in {native}; use auto", instead="auto")
+    if wanted in ON_CPU and not is_compiled(view.kernels):
+        because = f"only compiled kernels of a CPU multiply by it, and these are {view.kernels} kernels"
+        refuse(settings, HEAD, f"{wanted}: {because}; use auto", instead="auto")
     if wanted in INTEGERS and view.kernels != TRITON and not is_compiled(view.kernels):
         because = (
             f"only compiled kernels of a CPU and Triton kernels multiply by it, and these are {view.kernels} kernels"
@@ -51,7 +57,30 @@ def _head(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]
     found = head_bits(view.weights, "auto")
     if found == "stored":
         return Choice(found, "as in the checkpoint")
-    return Choice(found, "8 bits, because the head selects the token; int4 is faster and less accurate")
+    why = "8 bits, because the head selects the token; int6 and int4 are faster and less accurate"
+    return Choice(found, why)
+
+
+def _embedding(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]:
+    wanted, model = settings.manifest.quantization.embedding, checkpoint.model
+    if wanted == "auto":
+        return Choice("stored", "as in the checkpoint")
+    if wanted == "stored":
+        return Choice(wanted)
+    path, width = join(model.root, model.embed.name), LAYOUTS["INT6"].inputs
+    because = ""
+    if model.foreign is not None or model.audio is not None:
+        because = "the layers of this model are not Slipway's own"
+    elif model.embed.is_sum:
+        because = "this model adds positions to the rows of tokens"
+    elif model.embed.row_width % width:
+        because = f"rows have {model.embed.row_width} numbers, which is not a multiple of {width}"
+    elif checkpoint.quantization is not None and is_compiled(view.kernels):
+        native = checkpoint.quantization.native((path,), "compiled")
+        because = f"the checkpoint stores the embedding in {native}" if isinstance(native, GgmlBlocks) else ""
+    if because:
+        refuse(settings, EMBEDDING, f"{wanted}: {because}; use auto", instead="auto")
+    return Choice(wanted)
 
 
 def _group(settings: Settings, checkpoint: Checkpoint, view: View, head: str) -> Choice[int | str]:
@@ -61,9 +90,16 @@ def _group(settings: Settings, checkpoint: Checkpoint, view: View, head: str) ->
             because = "no weights are quantized to int8 or int4 at load"
             refuse(settings, GROUP_SIZE, f"{wanted}: {because}; use auto, or set quantization.weights", instead="auto")
         return Choice("auto", "no weights are quantized at load")
+    sized = [one for one in (view.weights, head) if one in INTEGERS and LOAD_FORMATS[one].group is None]
+    if not sized:
+        fixed = next(one for one in (view.weights, head) if one in INTEGERS)
+        found, why = quantization_group(fixed, checkpoint.model), f"the size of a block of {fixed}"
+        if wanted not in ("auto", found):
+            refuse(settings, GROUP_SIZE, f"{wanted}: {fixed} has blocks of {found} inputs; use auto", instead="auto")
+        return Choice(found, why)
     if wanted != "auto":
         return Choice(wanted)
-    bits = view.weights if view.weights in INTEGERS else head_bits("stored", "int8")
+    bits = sized[0]
     found = quantization_group(bits, checkpoint.model)
     if LOAD_FORMATS[bits].small_groups:
         why = f"{bits.removeprefix('int')} bits need small groups"

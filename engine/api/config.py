@@ -12,8 +12,9 @@ from engine.api.golden import Recorded
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
-WeightBits = Literal["stored", "int8", "int4", "fp8"]
-HeadBits = Literal["auto", "stored", "int8", "int4"]
+WeightBits = Literal["stored", "int8", "int6", "int4", "fp8"]
+HeadBits = Literal["auto", "stored", "int8", "int6", "int4"]
+EmbeddingBits = Literal["stored", "int6"]
 SpeculationMethod = Literal["off", "jump-ahead", "ngram", "suffix", "draft", "eagle", "eagle3", "mtp"]
 MatmulPrecision = Literal["highest", "high", "medium", "bfloat16"]
 Config = TypeVar("Config")
@@ -101,7 +102,9 @@ class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     group_size: int = 0
     """Inputs that share a scale of int8 and int4 weights. 0: the number that suits the model (`quantization_group`)."""
     head: HeadBits = "auto"
-    """Number format of the head. "auto": int8 with int8 and int4 weights, otherwise as in the checkpoint."""
+    """Number format of the head. "auto": int8 with int8, int6 and int4 weights, otherwise as in the checkpoint."""
+    embedding: EmbeddingBits = "stored"
+    """Number format of the token embedding in memory. "stored": as in the checkpoint."""
     folder: str | None = None
     """Folder in which quantized weights are kept for the next start."""
     kv_cache: KVDtype = "float32"
@@ -110,7 +113,8 @@ class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def weight_format(self) -> str:
         """All settings that determine the numbers of quantized weights, such as `int4, groups of 64, int8 head`."""
         group = f", groups of {self.group_size}" if self.group_size else ""
-        return self.weights + group + ("" if self.head == "auto" else f", {self.head} head")
+        embedding = "" if self.embedding == "stored" else f", {self.embedding} embedding"
+        return self.weights + group + ("" if self.head == "auto" else f", {self.head} head") + embedding
 
     def __post_init__(self) -> None:
         if self.group_size % 32 or self.group_size < 0:

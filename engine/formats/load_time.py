@@ -1,6 +1,7 @@
 """Formats to which `quantization.weights` and `quantization.head` quantize plain matrices while they are loaded.
 
 int8, int4  integers in groups of inputs, for compiled and Triton kernels (kernels/quantisation.py)
+int6        blocks of 64 inputs, for compiled kernels (kernels/ggml_blocks.py)
 fp8         float8_e4m3fn with a scale for each output, for Triton kernels (kernels/fp8.py)
 """
 
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from engine.formats.native import E4M3, Executor, Groups, Native, Role
+from engine.formats.native import E4M3, Executor, GgmlBlocks, Groups, Native, Role
+from kernels.ggml_layout import LAYOUTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +30,7 @@ class LoadFormat:
     """Return the additional memory for quantizing a matrix: rows, inputs and bytes of a stored number."""
     small_groups: bool = False  # groups are small by default, because few bits need the accuracy
     head: str = "stored"  # format of the head by default
+    group: int | None = None  # inputs that share a scale if the format has one size only
 
     def roles(self, executor: Executor) -> tuple[Role, ...]:
         """Return the matrices that an executor multiplies by in this format."""
@@ -44,6 +47,12 @@ def _to_int4(weight: "Tensor", group: int) -> Any:
     from kernels.quantisation import to_int4
 
     return to_int4(weight, group)
+
+
+def _to_int6(weight: "Tensor", group: int) -> Any:
+    from kernels.ggml_blocks import to_int6
+
+    return to_int6(weight)
 
 
 def _to_fp8(weight: "Tensor", group: int) -> Any:
@@ -67,6 +76,13 @@ LOAD_FORMATS: Mapping[str, LoadFormat] = MappingProxyType(
             quantize=_to_int8,
             loading_bytes=lambda rows, inputs, stored: _integer_bytes(rows, inputs, stored, 3),
             head="int8",
+        ),
+        "int6": LoadFormat(
+            native=lambda group: GgmlBlocks("INT6"),
+            quantize=_to_int6,
+            loading_bytes=lambda rows, inputs, stored: _integer_bytes(rows, inputs, stored, 9),
+            head="int8",
+            group=LAYOUTS["INT6"].inputs,
         ),
         # The head has 8 bits by default, because it selects the token.
         "int4": LoadFormat(

@@ -351,7 +351,7 @@ def _read_states(op: ReadStates, run: _Run) -> None:
 
 def _embed(op: Embed, run: _Run) -> None:
     step, tables, vocabulary = run.step, run.weights.tables(op.weight), run.model.vocabulary
-    if vocabulary.world.size > 1:
+    if vocabulary.world.size > 1 or vocabulary.blocks is not None:
         run[op.y] = tables.summed(step.ids, step.positions, step.segments, run.model.dtype)
         return
     if op.weight.embed.width is not None:

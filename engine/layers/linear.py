@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from engine.api.config import WeightBits
+from engine.api.config import EmbeddingBits, WeightBits
 from engine.api.errors import CheckpointError
 from engine.distributed.world import World
 from engine.formats.load_time import LOAD_FORMATS
@@ -42,9 +42,10 @@ class Target:
     device: torch.device
     team: Team | None = None  # threads of the compiled kernels; None: torch or Triton multiplies
     bits: WeightBits = "stored"  # format to which matrices are quantized while they are loaded
-    group: int = LARGE_GROUP  # inputs that share a scale of matrices quantized to int8 or int4
+    group: int = LARGE_GROUP  # inputs that share a scale of matrices quantized at load
     head: WeightBits = "stored"  # format to which the head is quantized
     head_group: int = LARGE_GROUP
+    embedding: EmbeddingBits = "stored"  # format to which the token embedding is quantized
     known: PackedFile | None = None  # cache of matrices that were quantized and packed before
     invariant: bool = False
     """Triton multiplies, so that the sums of a row do not depend on the other rows. Otherwise the library multiplies,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.api.config import HeadBits, WeightBits
+from engine.api.config import EmbeddingBits, HeadBits, WeightBits
 from engine.api.errors import ConfigError
 from engine.distributed.shared import Shared
 from engine.distributed.world import SINGLE, World
@@ -85,12 +85,13 @@ class TextModel:
         fp8: Fp8Products | None = None,
         group: int = 0,
         head: HeadBits = "auto",
+        embedding: EmbeddingBits = "stored",
         shared: Vocabulary | None = None,
         routes: bool = False,
     ) -> None:
         """team: threads of the compiled kernels, which run float32 steps on a CPU; several ranks must share memory.
         shared: loaded tables of the model that this one drafts for.
-        bits, group, head: format to which matrices and the head are quantized. invariant, stacked, fp8: see Target.
+        bits, group, head, embedding: format to which matrices, the head and the embedding are quantized. invariant, stacked, fp8: see Target.
         routes: keep the selected experts of each step (`routes_of_step`)."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
@@ -108,6 +109,7 @@ class TextModel:
             group=group or quantization_group(bits, model),
             head=of_head,
             head_group=group or quantization_group(of_head, model),
+            embedding=embedding,
             invariant=invariant,
             stacked=stacked,
             fp8=fp8,

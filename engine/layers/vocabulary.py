@@ -13,7 +13,7 @@ from engine.weights.slot import Slot, Slots
 from kernels.cpu.packing import Packed, Segments, restore_blocks
 from kernels.embedding import embedding
 from kernels.fp8 import Fp8Weight
-from kernels.ggml_blocks import BlockWeight
+from kernels.ggml_blocks import BlockWeight, to_int6
 from kernels.integers import IntegerWeight
 
 
@@ -28,7 +28,7 @@ class Vocabulary:
     """
 
     table: Tensor  # [rows, hidden], or the bytes of `blocks`
-    blocks: BlockWeight | None = None  # of ggml; compiled kernels read rows of it
+    blocks: BlockWeight | None = None  # the table in blocks: of ggml for compiled kernels, or quantized at load
     positions: Tensor | None = None  # [positions, hidden]
     segments: Tensor | None = None  # [segments, hidden]
     head: Tensor | Packed | IntegerWeight | None = None  # [rows, hidden], packed; None: a pooling model
@@ -61,6 +61,11 @@ class Vocabulary:
             return
         looked_up = slice(None) if target.team is not None else mine
         rows = read(self.name)[looked_up]
+        if target.embedding == "int6":
+            self.blocks = to_int6(rows)
+            self.table = self.blocks.blocks.to(target.device)
+            self._load_added(read, target)
+            return
         # Looked up in the stored type, except float64, which no kernel reads.
         restored = target.quantized is not None and target.quantized.restores(path)
         in_file = on_cpu and rows.dtype != torch.float64 and not restored
@@ -93,8 +98,7 @@ class Vocabulary:
         share = Slot(path if out.tied else out.name, first, count, 0)
         packed = target.native("", Slots((share,), count, 0, self.part.row_width), "head")
         if packed is None:
-            tied = self.table[mine] if target.team is not None else self.table
-            source = tied if out.tied else read(f"{out.name}.weight")[mine]
+            source = self._tied_rows(read, mine) if out.tied else read(f"{out.name}.weight")[mine]
             source = torch.nn.functional.normalize(source.float()).to(source.dtype) if out.unit_rows else source
             made = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
             packed = made
@@ -104,17 +108,28 @@ class Vocabulary:
             row = read(out.added or f"{out.name}.bias").flatten()
             self.bias = row[mine].to(target.device, target.dtype)
 
+    def _tied_rows(self, read: Read, mine: slice) -> Tensor:
+        """Return the rows of the embedding for the head, which are not rounded as those for looking up."""
+        if self.blocks is not None:
+            return read(self.name)[mine]
+        return self.table[mine] if self.target.team is not None else self.table
+
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens] → [tokens, hidden]."""
-        if self.blocks is not None:
-            assert self.target.team is not None, "compiled kernels read blocks"
-            rows = replace(self.blocks, blocks=self.table[ids])
-            return restore_blocks(rows, self.target.team.variant).to(dtype) * self.part.scale
         if self.world.size == 1 or self.target.team is not None:  # the table has all rows
-            return embedding(ids, self.table, dtype, self.part.scale)
+            return self._rows(ids, dtype)
         mine = (ids >= self.first) & (ids < self.last)
-        rows = embedding(torch.where(mine, ids - self.first, 0), self.table, dtype, self.part.scale)
+        rows = self._rows(torch.where(mine, ids - self.first, 0), dtype)
         return self.world.all_reduce(rows.masked_fill_(~mine.unsqueeze(1), 0))
+
+    def _rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return these rows of the table, times the scale."""
+        if self.blocks is None:
+            return embedding(ids, self.table, dtype, self.part.scale)
+        rows = replace(self.blocks, blocks=self.table[ids])
+        team = self.target.team
+        restored = rows.restored() if team is None else restore_blocks(rows, team.variant)
+        return restored.to(dtype) * self.part.scale
 
     def summed(self, ids: Tensor, positions: Tensor, segments: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the sum of token, position and segment rows, [tokens, hidden]. Arguments: [tokens] integers."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, cast
 
-from engine.api.config import Dtype, HeadBits, WeightBits
+from engine.api.config import Dtype, EmbeddingBits, HeadBits, WeightBits
 from engine.formats.load_time import LOAD_FORMATS, SCALE_SIZE
 from engine.formats.native import Executor, GgmlBlocks, Native, Places, Role, Segmented, runs
 from engine.lowering.lower import lower, state_projection
@@ -100,6 +100,7 @@ class Holder:
     bits: WeightBits = "stored"
     group: int = 0  # inputs that share a scale of quantized weights; 0: `quantization_group`
     head: HeadBits = "auto"
+    embedding: EmbeddingBits = "stored"
     rank: int = 0
     ranks: int = 1
     shares_tables: bool = False  # a head that drafts uses the embedding and the head of the target's memory
@@ -117,6 +118,8 @@ class Holder:
 def quantization_group(bits: WeightBits, model: Model) -> int:
     """Return the number of inputs that share a scale if the manifest does not set it."""
     format = LOAD_FORMATS.get(bits)
+    if format is not None and format.group is not None:
+        return format.group
     return SMALL_GROUP if (format is not None and format.small_groups) or model.head is None else LARGE_GROUP
 
 
@@ -340,6 +343,9 @@ class _Footprint:
             if isinstance(blocks, GgmlBlocks):
                 type, factors, mapped = blocks.type, (embed.vocab, row_bytes(blocks.type, embed.row_width)), True
                 temporary = 0
+            elif to.embedding == "int6":
+                type, factors, mapped = "int6", (looked_up, row_bytes("INT6", embed.row_width)), False
+                temporary = LOAD_FORMATS["int6"].loading_bytes(looked_up, embed.row_width, size)
             yield Holding("embedding", path, type, factors, mapped, temporary)
             yield from self._added(embed)
         if head is None or (to.shares_tables and self.model.shares_head):
@@ -352,8 +358,9 @@ class _Footprint:
         if native is not None:
             yield from self._native("head", name, native, [source], rows, embed.row_width, [(first, 0)])
         else:
-            there = kept if head.tied else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
-            held_there = in_file if head.tied else to.device == "cpu" and not self._restored(source)
+            quantized = to.embedding != "stored"  # the head then reads the checkpoint
+            there = (stored if quantized else kept) if head.tied else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
+            held_there = in_file if head.tied and not quantized else to.device == "cpu" and not self._restored(source)
             held_there = held_there and not head.unit_rows
             yield from self._head(name, rows, embed.row_width, there, held_there, tied=head.tied)
         if head.bias or head.added:

@@ -16,11 +16,11 @@ from kernels.quantisation import Int4Weight, Int8Weight
 MIDDLE, SPREAD = 8, 4.6  # zero point of 4 bits, and the standard deviation of 0 to 15
 SPREAD_8 = 73.6  # standard deviation of -127 to 127
 # Blocks of ggml: places of their float16 scales, and the root mean square of random codes times scales of 1.
-HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}
+HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": (), "INT6": (48,)}
 HALVES |= dict.fromkeys(("Q4_K", "Q5_K", "Q4_1", "Q5_1"), (0, 2))
 SIZES = {
     **{"Q2_K": 13.4, "Q3_K": 43.4, "Q4_K": 300.0, "Q5_K": 637.0, "Q6_K": 1364.0, "IQ4_XS": 1245.0, "IQ4_NL": 67.5},
-    **{"MXFP4": 2.92, "Q4_1": 9.66, "Q5_0": 9.25, "Q5_1": 18.9},
+    **{"MXFP4": 2.92, "Q4_1": 9.66, "Q5_0": 9.25, "Q5_1": 18.9, "INT6": 18.5},
 }
 
 

@@ -514,6 +514,7 @@ def _text_model(
         fp8=_fp8_products(config, device),
         group=config.quantization.group_size,
         head=config.quantization.head,
+        embedding=config.quantization.embedding,
         shared=shared,
         routes=config.return_routed_experts,
     )

@@ -1,4 +1,4 @@
-// Types of blocks of ggml: where the codes and scales of a block are, in a file and in the packed weights.
+// Types of blocks of ggml, and of 6 bits quantized at load: where the codes and scales of a block are, in a file and in the packed weights.
 //
 // A unit is a block of the file for W outputs. Its codes come first, then the scales of sub-blocks of inputs, then those of
 // the unit. A register of codes has a byte for each input of a word and each output, [W][WORD4]:
@@ -19,7 +19,7 @@
 
 namespace blocks {
 
-// Scales of sub-blocks. NONE: the unit is one sub-block.
+// Scales of sub-blocks. NONE: sub-blocks have the scale of the unit.
 enum class Scales { NONE, SIX_AND_MINIMUM, FOUR_AND_MINIMUM, SIGNED_SIX_16, SIGNED_SIX_8, SIGNED_EIGHT };
 enum class Unit { HALF, HALF_AND_MINIMUM, POWER_OF_TWO };  // scales of a unit
 
@@ -85,9 +85,11 @@ constexpr BlockType MXFP4 = {4, 0, 32, 32, 17, Scales::NONE, Unit::POWER_OF_TWO,
 constexpr BlockType Q4_1 = {4, 0, 32, 32, 20, Scales::NONE, Unit::HALF_AND_MINIMUM, 0, nullptr, true};
 constexpr BlockType Q5_0 = {4, 1, 32, 32, 22, Scales::NONE, Unit::HALF, 16};
 constexpr BlockType Q5_1 = {4, 1, 32, 32, 24, Scales::NONE, Unit::HALF_AND_MINIMUM, 0, nullptr, true};
+// Not a type of ggml (kernels/int6.py). 16 bits hold the products of 16 inputs.
+constexpr BlockType INT6 = {4, 2, 64, 16, 50, Scales::NONE, Unit::HALF, 32};
 
 // In the order of Form.
-constexpr const BlockType* TYPES[] = {&Q2_K, &Q3_K, &Q4_K, &Q5_K, &Q6_K, &IQ4_XS, &IQ4_NL, &MXFP4, &Q4_1, &Q5_0, &Q5_1};
+constexpr const BlockType* TYPES[] = {&Q2_K, &Q3_K, &Q4_K, &Q5_K, &Q6_K, &IQ4_XS, &IQ4_NL, &MXFP4, &Q4_1, &Q5_0, &Q5_1, &INT6};
 static inline const BlockType& type_of(const Linear& op) { return *TYPES[op.form - BLOCKS_Q2_K]; }
 
 // Calls f with the type of a form as a template argument.
@@ -103,7 +105,8 @@ template <class F> static inline void with_type(int32_t form, F f) {
         case BLOCKS_MXFP4: return f.template operator()<MXFP4>();
         case BLOCKS_Q4_1: return f.template operator()<Q4_1>();
         case BLOCKS_Q5_0: return f.template operator()<Q5_0>();
-        default: return f.template operator()<Q5_1>();
+        case BLOCKS_Q5_1: return f.template operator()<Q5_1>();
+        default: return f.template operator()<INT6>();
     }
 }
 

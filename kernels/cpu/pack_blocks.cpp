@@ -84,6 +84,11 @@ template <const BlockType& T> void read(const uint8_t* from, Block& out) {
         }
         unit(0, 2);
     }
+    if constexpr (&T == &INT6) {
+        read_halves(from, 64, out.codes);
+        for (int i = 0; i < 64; i++) out.codes[i] |= uint8_t((from[32 + i % 16] >> i / 16 * 2 & 3) << 4);
+        unit(48, 2);
+    }
     if constexpr (T.inputs == 32) {
         const int64_t at = T.unit == Unit::POWER_OF_TWO ? 1 : T.has_minimum() ? 4 : 2;
         unit(0, size_t(at));

@@ -1,5 +1,5 @@
-"""Compiled kernels of blocks of ggml: compared with the values that the package gguf restores, times activations that
-are quantized in the same way."""
+"""Compiled kernels of blocks of ggml and of INT6: compared with the values that the package gguf restores (INT6: with
+the formula), times activations that are quantized in the same way."""
 
 import numpy as np
 import pytest
@@ -12,13 +12,13 @@ from kernels.cpu.bodies import matmul
 from kernels.cpu.library import usable
 from kernels.cpu.packing import BLOCK_FORMS, FORMS, pack, restore_blocks
 from kernels.cpu.program import Program, StepData, Team
-from kernels.ggml_blocks import BlockWeight
-from kernels.ggml_layout import LAYOUTS
+from kernels.ggml_blocks import BlockWeight, to_int6
+from kernels.ggml_layout import LAYOUTS, row_bytes
 from kernels.quantisation import rounded_rows
 
 KINDS = tuple(LAYOUTS)
 # Places of the float16 scales and minimums in a block.
-HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}
+HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": (), "INT6": (48,)}
 HALVES |= dict.fromkeys(("Q4_K", "Q5_K", "Q4_1", "Q5_1"), (0, 2))
 
 
@@ -31,7 +31,7 @@ def team(request):
 
 def drawn(kind, outputs=19, inputs=512, seed=3):
     """Draw every byte: all codes, all scales of sub-blocks, and scales of units that have both signs."""
-    size, count = GGML_QUANT_SIZES[Type[kind]]
+    size, count = (64, 50) if kind == "INT6" else GGML_QUANT_SIZES[Type[kind]]
     draw = np.random.default_rng(seed)
     blocks = draw.integers(0, 256, (outputs, inputs // size, count), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):
@@ -106,13 +106,13 @@ def test_extreme_codes_do_not_overflow(team, kind):
     close(matmul(team, x, packed), exact @ values.T, exact.abs() @ values.abs().T + 1e-30, 2e-6)
 
 
-@pytest.mark.parametrize("kind", ["MXFP4", "Q5_1", "IQ4_NL"])
+@pytest.mark.parametrize("kind", ["MXFP4", "Q5_1", "IQ4_NL", "INT6"])
 def test_last_block_may_be_short(team, kind):
-    weight = drawn(kind, inputs=96)
-    short = BlockWeight(weight.blocks, kind, 77)
-    values = weight.restored().double()[:, :77]
+    weight = drawn(kind, inputs=128)
+    short = BlockWeight(weight.blocks, kind, 109)
+    values = weight.restored().double()[:, :109]
     for rows in (1, 5):
-        x = torch.randn(rows, 80)[:, :77].contiguous()
+        x = torch.randn(rows, 112)[:, :109].contiguous()
         exact = as_multiplied(x, kind)
         close(matmul(team, x, pack(short, team.tiling)), exact @ values.T, exact.abs() @ values.abs().T, 2e-6)
 
@@ -134,6 +134,45 @@ def test_rows_are_looked_up_and_restored(team, kind):
     )
     team.run(Program([embed], (table, out)), StepData(3, ids=ids))
     torch.testing.assert_close(out, 3 * values[ids], rtol=3e-7, atol=3e-6)
+
+
+def test_6_bits_are_the_nearest_with_a_searched_scale():
+    weight = torch.randn(5, 150, generator=torch.Generator().manual_seed(2))
+    weight[1, 64:128] = 0.0
+    weight[2, 140] = 30.0  # in the short last block
+    made = to_int6(weight)
+    assert made.blocks.shape == (5, row_bytes("INT6", 150)) and made.inputs == 150
+    codes = made.blocks.view(5, 3, 50)
+    scales = codes[:, :, 48:].contiguous().view(torch.float16).float().abs().repeat_interleave(64, 1)[:, :150]
+    error, inside = (made.restored() - weight).abs(), weight.abs() < scales * 31
+    assert (error[inside] <= scales[inside] * 0.5001).all()
+    assert (made.restored()[1, 64:128] == 0).all()
+    plain = torch.nn.functional.pad(weight, (0, 42)).unflatten(1, (-1, 64)).abs().amax(2) / 31
+    wide = plain.repeat_interleave(64, 1)[:, :150]
+    naive = (weight / wide).nan_to_num().round() * wide
+    assert error.square().sum() < (naive - weight).square().sum()
+
+
+@pytest.mark.parametrize("inputs", [64, 65, 127, 576])
+def test_every_block_of_6_bits_has_its_own_scale(team, inputs):
+    """Bit for bit: integers times powers of two, and x whose blocks have scales that are powers of two, too."""
+    dice = torch.Generator().manual_seed(inputs)
+    blocks = -(-inputs // 64)
+    powers = torch.exp2(torch.randint(-1, 2, (21, blocks), generator=dice).float())
+    values = torch.randint(-32, 32, (21, inputs), generator=dice).float()
+    values[:, ::64] = -32.0
+    weight = values * powers.repeat_interleave(64, 1)[:, :inputs]
+    made = to_int6(weight)
+    assert torch.equal(made.restored(), weight)
+    x = torch.randint(-127, 128, (9, inputs), generator=dice).float()
+    for at in range(1, 4):
+        x[:, at::64] = 127.0
+    x = x * torch.exp2(torch.randint(-1, 2, (9, blocks), generator=dice).float()).repeat_interleave(64, 1)[:, :inputs]
+    x[4, :64] = 0.0
+    want = (x.double() @ weight.double().T).float()
+    packed = pack(made, team.tiling)
+    for rows in (1, 2, 3, 5, 9):
+        assert torch.equal(matmul(team, x[:rows].contiguous(), packed), want[:rows]), rows
 
 
 def test_nonfinite_rows_affect_no_other_rows(team):

@@ -128,23 +128,30 @@ class Model(Section):
 
 
 class Quantization(Section):
-    weights: Literal["auto", "int8", "int4", "fp8"] = declare(
+    weights: Literal["auto", "int8", "int6", "int4", "fp8"] = declare(
         "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
     )
     """Number format of the weights: auto keeps the checkpoint's, other values round at load; int8 and int4 require
-    compiled kernels of a CPU or Triton kernels of a GPU, fp8 requires Triton kernels."""
+    compiled kernels of a CPU or Triton kernels of a GPU, int6 requires compiled kernels, fp8 requires Triton kernels."""
     group_size: Annotated[Literal["auto", 32, 64, 128], BeforeValidator(integer_text)] = declare(
         "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
     )
     """Inputs that share a scale of weights rounded to int8 or int4. Smaller groups are more accurate and take more
-    memory, 2 bytes for each scale. auto: 64 for int8, 32 for int4 and for models that pool."""
-    head: Literal["auto", "stored", "int8", "int4"] = declare(
+    memory, 2 bytes for each scale. auto: 64 for int8, 32 for int4 and for models that pool. int6 always has 64."""
+    head: Literal["auto", "stored", "int8", "int6", "int4"] = declare(
         "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
     )
-    """Number format of the output head; auto is int8 with int8 and int4 weights, otherwise the checkpoint's. int4 makes
-    decoding faster where the vocabulary is large, and costs accuracy (docs/performance.md)."""
+    """Number format of the output head; auto is int8 with int8, int6 and int4 weights, otherwise the checkpoint's. int6
+    and int4 make decoding faster where the vocabulary is large, and cost accuracy (docs/performance.md). int6 requires
+    compiled kernels of a CPU."""
+    embedding: Literal["auto", "stored", "int6"] = declare(
+        "auto", effect=Effect("engine", outputs="yes", caches=("prefix",), graphs=True, memory=True)
+    )
+    """Number format of the token embedding in memory. auto and stored: as in the checkpoint, in the mapped file where
+    possible; a dequantized one has 16 or 32 bits. int6 has 0.78 bytes for each number (docs/performance.md). The head
+    has its own format, also if it is tied."""
     keep: bool = declare(True, effect=ENGINE)
-    """Store weights rounded to int8 or int4 in the user's cache folder, for the next start."""
+    """Store weights rounded to int8, int6 or int4 in the user's cache folder, for the next start."""
     kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = declare(
         "auto",
         effect=NUMBERS,
