@@ -131,6 +131,11 @@ class Target:
         assert self.team is not None, "only compiled kernels pack"
         return self._held(pack_for(weight, self.team.tiling.exact))
 
+    def pack_wide(self, weight: Tensor) -> Packed:
+        """Return a bfloat16 matrix [outputs, inputs] for compiled kernels, exempt from quantization."""
+        assert self.team is not None, "only compiled kernels pack"
+        return self._held(pack_for(weight, self.team.tiling))
+
     def _held(self, packed: Packed) -> Packed:
         return replace(packed, data=self.arena.copy(packed.data))
 
@@ -204,16 +209,25 @@ class LinearLayer:
     """y = x W^T (+ b) of one rank. For split "inputs", the ranks' products are summed before the bias is added.
 
     rounded=False: the weight is exempt from quantization and bf16 arithmetic. It is dequantized unless kernels multiply
-    by the checkpoint's numbers everywhere."""
+    by the checkpoint's numbers everywhere. wide_rows: last outputs that compiled kernels keep in bfloat16 when they
+    quantize the others at load."""
 
     weight: Weight  # [rows, inputs] of this rank, packed
     target: Target  # for which it was packed
     bias: Tensor | None = None
 
     def __init__(
-        self, part: Linear, path: str, world: World, *, rounded: bool = True, stack_slice: StackSlice | None = None
+        self,
+        part: Linear,
+        path: str,
+        world: World,
+        *,
+        rounded: bool = True,
+        stack_slice: StackSlice | None = None,
+        wide_rows: int = 0,
     ) -> None:
         self.part, self.path, self.world, self._rounded, self._stack_slice = part, path, world, rounded, stack_slice
+        self._wide_rows = wide_rows
         self.slots = slots(part, world)
         self.name = join(path, "+".join(row.source for row in part.rows))
         self._reduce = part.split == "inputs" and world.size > 1
@@ -227,11 +241,21 @@ class LinearLayer:
         if self.part.bias:
             self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
         role: Role = "exact" if self.target.exact else "expert" if self._stack_slice is not None else "projection"
-        self.weight = self.target.native(self.path, self.slots, role) or self.target.pack(
-            self.name,
-            target.stored_dtype(read, self.path, self.slots),
-            lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device),
-        )
+        self.weight = self.target.native(self.path, self.slots, role) or self._packed(read)
+
+    def _packed(self, read: Read) -> Weight:
+        target = self.target
+        stored = target.stored_dtype(read, self.path, self.slots)
+
+        def whole(dtype: torch.dtype) -> Tensor:
+            return fused(read, self.path, "weight", self.slots, dtype, target.device)
+
+        if not self._wide_rows or target.team is None or target.bits not in LOAD_FORMATS:
+            return target.pack(self.name, stored, whole)
+        first = self.slots.rows - self._wide_rows
+        narrow = target.pack(self.name, stored, lambda dtype: whole(dtype)[:first])
+        assert isinstance(narrow, Packed), "compiled kernels pack"
+        return Segments((narrow, target.pack_wide(whole(torch.bfloat16)[first:])))
 
     def _load_stacked(self, place: StackSlice, read: Read, target: Target) -> None:
         packed = target.native(self.path, self.slots, "expert")

@@ -392,7 +392,9 @@ def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> L
         match weight:
             case Matrix(linear=linear, path=path):
                 place = slices.get(weight.name)
-                return LinearLayer(linear, path, world, rounded=weight.quantized, stack_slice=place)
+                return LinearLayer(
+                    linear, path, world, rounded=weight.quantized, stack_slice=place, wide_rows=weight.wide_rows
+                )
             case NormVector(norm=norm, path=path):
                 return NormLayer(norm, path)
             case QKNormVectors(attention=part, path=path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engine.api.errors import ConfigError
 from engine.distributed.world import World
 from engine.layers.linear import Read, Target
 from engine.models.parts import Embedding, Head, LayerInputs, Lookup, Model
@@ -14,6 +15,7 @@ from kernels.cpu.packing import Packed, Segments, restore_blocks
 from kernels.embedding import embedding
 from kernels.fp8 import Fp8Weight
 from kernels.ggml_blocks import BlockWeight, to_int6
+from kernels.ggml_layout import LAYOUTS
 from kernels.integers import IntegerWeight
 
 
@@ -62,6 +64,7 @@ class Vocabulary:
         looked_up = slice(None) if target.team is not None else mine
         rows = read(self.name)[looked_up]
         if target.embedding == "int6":
+            _check_blocks(self.part.row_width)
             self.blocks = to_int6(rows)
             self.table = self.blocks.blocks.to(target.device)
             self._load_added(read, target)
@@ -181,6 +184,13 @@ class Vocabulary:
         return torch.cat(
             [piece[:, :width] for piece, width in zip(self.world.all_gather(padded), widths, strict=True)], 1
         )
+
+
+def _check_blocks(width: int) -> None:
+    """Raise ConfigError if blocks cannot have rows of this width."""
+    size = LAYOUTS["INT6"].inputs
+    if width % size:
+        raise ConfigError(f"quantization.embedding=int6: rows of {width} numbers; must be a multiple of {size}")
 
 
 class EncoderEmbedding:

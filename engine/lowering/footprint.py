@@ -424,7 +424,14 @@ class _Footprint:
     def _read(self, weight: Matrix, sources: list[str]) -> Iterator[Holding]:
         read = sum(map(self._file_bytes, sources))
         stacked = weight.expert is not None
-        matrix = self._matrix(weight.part, weight.linear, weight.path, rounded=weight.quantized, stacked=stacked)
+        matrix = self._matrix(
+            weight.part,
+            weight.linear,
+            weight.path,
+            rounded=weight.quantized,
+            stacked=stacked,
+            wide=0 if self.to.tiling is None else weight.wide_rows,
+        )
         yield from (one._replace(read=read) for one in matrix)
 
     def _head_matrices(self, weight: HeadMatrices) -> Iterator[Holding]:
@@ -459,8 +466,11 @@ class _Footprint:
         info = self.tensors.get(f"{path}.{'weight' if format is None else format.matrix}")
         return 0 if info is None else info.bytes
 
-    def _matrix(self, part: Part, linear: Linear, path: str, *, rounded: bool, stacked: bool) -> Iterator[Holding]:
-        """Yield one matrix. stacked: of a routed expert, which is part of a stacked tensor on a GPU."""
+    def _matrix(
+        self, part: Part, linear: Linear, path: str, *, rounded: bool, stacked: bool, wide: int
+    ) -> Iterator[Holding]:
+        """Yield one matrix. stacked: of a routed expert, which is part of a stacked tensor on a GPU. wide: last outputs
+        that stay in bfloat16 if the others are quantized."""
         to, cut = self.to, linear.split == "rows"
         rows = sum((self._share(one.units) if cut else one.units) * one.width for one in linear.rows)
         inputs = self._share(linear.inputs) if linear.split == "inputs" else linear.inputs
@@ -477,7 +487,9 @@ class _Footprint:
         elif native is not None:
             yield from self._native(part, name, native, sources, rows, inputs, tuple(self._places(linear)))
         elif format is not None:
-            yield from self._quantized(part, name, to.bits, rows, inputs, self._stored_type(sources), restoring)
+            yield from self._quantized(part, name, to.bits, rows - wide, inputs, self._stored_type(sources), restoring)
+            if wide:
+                yield from self._packed(part, f"{name} (values)", wide, inputs, "BF16", rows * inputs * 2 + restoring)
         elif to.tiling is None:
             transposed = rows * inputs * 4 if to.device == "cpu" and to.dtype == "float32" else 0
             factors = rows, inputs, to.element_bytes

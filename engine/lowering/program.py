@@ -65,6 +65,7 @@ class Matrix:
     part: Part
     quantized: bool = True  # False: exempt from quantization at load time
     expert: int | None = None  # number of a routed expert
+    wide_rows: int = 0  # last outputs that compiled kernels keep in bfloat16 when they quantize the others at load
 
     @cached_property
     def name(self) -> str:

@@ -22,7 +22,7 @@ from engine.weights.files import Weights
 from kernels.cpu.library import Tiling
 from kernels.cpu.packing import Packed
 
-VERSION = 4
+VERSION = 5
 FREE_SHARE = 0.5  # maximum share of the disk's free space for a file
 _log = logging.getLogger(__name__)
 

@@ -39,6 +39,11 @@ def states(path: Path, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids])).last_hidden_state[0]
 
 
+def vector_of(ids: list[int]) -> np.ndarray:
+    """Return the vector of the published encoder by transformers."""
+    return normed(states(get_model_path(), ids).mean(0))
+
+
 # A published encoder
 
 
@@ -68,10 +73,14 @@ def test_a_published_encoder_gives_the_vectors_of_its_own_library(minilm, ids):
 @pytest.mark.parametrize("variant", usable())
 @pytest.mark.sampled(2)
 def test_int8_weights_keep_the_vectors_of_a_published_encoder(variant, ids):
-    """With one scale per output of the weights a cosine falls to 0.9985, with one per row of activations to 0.991."""
+    """With one scale per output of the weights a cosine falls to 0.9985, with one per row of activations to 0.991.
+    States of short texts nearly cancel: with values of 8 bits the cosine of the shortest text is 0.9985."""
+    tokenizer = Tokenizer.from_file(str(get_model_path() / "tokenizer.json"))
+    tokenizer.no_padding()
+    short = [tokenizer.encode(text).ids for text in ("Thank you", "Thank you so much")]
     with LLM(get_model_path(), kernels=variant, weights="int8", max_step_tokens=300, threads=2) as llm:
-        got = np.array(llm.pool(ids, EMBED))
-    want = np.array(GOLDEN["vectors"])
+        got = np.array(llm.pool([*ids, *short], EMBED))
+    want = np.concatenate((GOLDEN["vectors"], [vector_of(one) for one in short]))
     assert ((got * want).sum(1) / np.linalg.norm(want, axis=1)).min() > 0.999
 
 

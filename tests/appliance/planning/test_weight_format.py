@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.models.checkpoint import read_checkpoint
 from tests.appliance.planning.test_plan import CPU, planned, refused
 
-GROUP, HEAD = "quantization.group_size", "quantization.head"
+GROUP, HEAD, EMBEDDING = "quantization.group_size", "quantization.head", "quantization.embedding"
 COMPILED = replace(CPU, kernels=("avx2",))
 
 
@@ -23,7 +24,7 @@ def test_values_reach_the_engine_and_appear_among_the_resolved_ones(tmp_path: Pa
     assert (values[GROUP], values[HEAD]) == (128, "int4")
 
 
-@pytest.mark.parametrize(("weights", "group"), [("int8", 64), ("int4", 32)])
+@pytest.mark.parametrize(("weights", "group"), [("int8", 64), ("int6", 64), ("int4", 32)])
 def test_defaults_depend_on_the_number_of_bits(tmp_path: Path, weights: str, group: int) -> None:
     plan = planned(tmp_path, f"quantization.weights={weights}", machine=COMPILED)
     values = {one.key: one.resolved for one in plan.effective}
@@ -46,7 +47,7 @@ def test_the_memory_plan_counts_groups_and_head(tmp_path: Path) -> None:
         return engine(tmp_path, "quantization.weights=int8", *sets).memory.weights
 
     assert len({planned_bytes(f"{GROUP}={size}") for size in (32, 64, 128)}) == 3
-    assert planned_bytes(f"{GROUP}=64") == planned_bytes() > planned_bytes(f"{HEAD}=int4")
+    assert planned_bytes(f"{GROUP}=64") == planned_bytes() > planned_bytes(f"{HEAD}=int6") > planned_bytes(f"{HEAD}=int4")
 
 
 def test_the_head_alone_can_be_quantized_and_is_cached(tmp_path: Path) -> None:
@@ -59,3 +60,21 @@ def test_values_without_effect_are_refused_with_the_reason(tmp_path: Path) -> No
     assert "no weights are quantized" in str(refused(tmp_path, f"{GROUP}=32", machine=COMPILED))
     by_torch = str(refused(tmp_path, f"{HEAD}=int4", "hardware.kernels=torch", machine=COMPILED))
     assert "only compiled kernels of a CPU and Triton kernels multiply by it" in by_torch
+    six = str(refused(tmp_path, f"{HEAD}=int6", "hardware.kernels=torch", machine=COMPILED))
+    assert "only compiled kernels of a CPU multiply by it, and these are torch kernels" in six
+    blocks = "quantization.weights=int6", f"{HEAD}=int6", f"{GROUP}=32"
+    assert "int6 has blocks of 64 inputs" in str(refused(tmp_path, *blocks, machine=COMPILED))
+    assert engine(tmp_path, *blocks[:2], f"{GROUP}=64") == engine(tmp_path, *blocks[:2])
+
+
+def test_the_embedding_has_a_format_of_its_own(tmp_path: Path) -> None:
+    demo = read_checkpoint(Path(__file__).parents[3] / "manifests" / "demo")
+    auto, six, stored = (
+        planned(tmp_path, f"{EMBEDDING}={value}", machine=COMPILED, facts=demo) for value in ("auto", "int6", "stored")
+    )
+    assert six.engines[0].quantization.weight_format == "stored, int6 embedding"
+    assert {one.key: one.resolved for one in auto.effective}[EMBEDDING] == "stored" and stored.engines == auto.engines
+    vocab, hidden = demo.model.embed.vocab, demo.model.embed.hidden
+    more = six.engines[0].memory.weights - auto.engines[0].memory.weights
+    assert more == vocab * hidden // 64 * 50, "the embedding as stored is mapped from the file and takes no memory"
+    assert "rows have 32 numbers" in str(refused(tmp_path, f"{EMBEDDING}=int6", machine=COMPILED))

@@ -55,6 +55,6 @@ def test_unit_of_blocks_divides_the_start_of_every_piece() -> None:
 
 
 def test_executors_have_formats_at_load() -> None:
-    assert load_formats("compiled") == ("int8", "int4") and load_formats("triton") == ("int8", "int4", "fp8")
+    assert load_formats("compiled") == ("int8", "int6", "int4") and load_formats("triton") == ("int8", "int4", "fp8")
     assert load_formats("torch") == ()
-    assert [one.head for one in LOAD_FORMATS.values()] == ["int8", "int8", "stored"]
+    assert [one.head for one in LOAD_FORMATS.values()] == ["int8", "int8", "int8", "stored"]

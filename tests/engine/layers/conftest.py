@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from engine.api.config import HeadBits, WeightBits
+from engine.api.config import EmbeddingBits, HeadBits, WeightBits
 from engine.distributed.shared import Shared
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import layout
@@ -303,6 +303,7 @@ class Driver:
         fp8: Fp8Products | None = None,
         group: int = 0,
         head: HeadBits = "auto",
+        embedding: EmbeddingBits = "stored",
     ):
         """kernels: torch, triton (in its interpreter) or a compiled variant. fp8: how triton multiplies by fp8."""
         self.checkpoint = read_checkpoint(path)
@@ -328,6 +329,7 @@ class Driver:
             fp8=(fp8 or Fp8Products()) if fused else None,
             group=group,
             head=head,
+            embedding=embedding,
         )
         self.model.load(self.checkpoint, known=known)
         self.pages = make_pages(self.layout, blocks, page_dtype, torch.device("cpu"))

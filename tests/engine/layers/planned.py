@@ -16,6 +16,7 @@ def predicted(
     world: Any = SINGLE,
     group: int = 0,
     head: str = "auto",
+    embedding: str = "stored",
     bf16: bool = False,
 ) -> tuple[Holding, ...]:
     holder = Holder(
@@ -24,6 +25,7 @@ def predicted(
         bits=bits,
         group=group,
         head=head,
+        embedding=embedding,
         rank=world.rank,
         ranks=world.size,
         triton=kernels == "triton",

@@ -128,7 +128,7 @@ def test_stacked_experts_too(bf16_checkpoint, name, dtype):
     assert part_bytes(predicted(checkpoint, "torch", dtype)) == model.memory_usage.parts
 
 
-@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("bits", ["int8", "int6", "int4"])
 @pytest.mark.parametrize("by", usable())
 @pytest.mark.parametrize("name", ["llama", "llama-odd-heads-biases", "qwen3", "phi3", "cohere", "mixtral", "qwen2-moe"])
 def test_weights_rounded_at_load_too(bf16_checkpoint, name, by, bits):

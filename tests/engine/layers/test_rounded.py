@@ -1,4 +1,4 @@
-"""Tests of weights quantized to 8 and 4 bits at load: accuracy, batch invariance, and the cache file."""
+"""Tests of weights quantized to 8, 6 and 4 bits at load: accuracy, batch invariance, and the cache file."""
 
 import logging
 import os
@@ -11,14 +11,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from benchmarks.quantization_error import DEMO, compare, conversations
-from engine.api.errors import CheckpointError
+from engine.api.errors import CheckpointError, ConfigError
 from engine.lowering.footprint import part_bytes
 from engine.lowering.program import ExpertLinear, Linear
 from engine.weights.packed import PackedFile
 from kernels.cpu.library import Tiling, best
 from kernels.cpu.program import Team
+from kernels.ggml_blocks import to_int6
 from kernels.quantisation import to_int4, to_int8
 from tests.engine.layers.planned import predicted
+from tests.engine.quantized_writers import random_model
 
 SOME = ["llama", "qwen2", "gemma2", "cohere", "starcoder2", "olmo2", "mixtral", "qwen2-moe", "olmoe"]
 
@@ -26,7 +28,7 @@ QKV = "model.layers.0.self_attn.q_proj+k_proj+v_proj"
 
 
 @pytest.mark.parametrize("case_name", SOME)
-@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("bits", ["int8", "int6", "int4"])
 @pytest.mark.sampled(3)
 def test_a_rounded_row_is_the_same_whatever_stands_beside_it(case_name, bits, compiled, checkpoint, driver, ids):
     path, prompt = checkpoint(case_name).path, ids(29, 9)
@@ -100,7 +102,7 @@ def test_torch_refuses_rounded_weights(checkpoint, driver):
         driver(checkpoint("llama").path, bits="int8")
 
 
-@pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
+@pytest.mark.parametrize("bits", ["stored", "int8", "int6", "int4"])
 def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, tmp_path, driver, compiled):
     """Use sizes without padding: router and shared gate, which are never quantized, have 32 rows together."""
     config = transformers.Qwen2MoeConfig(
@@ -125,12 +127,13 @@ def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, 
     assert [router.weight.form.partition("_")[2] for router in kept] == ["bf16"]
     experts = 31 * 3 * 64 * 64
     each = {"stored": 2 * experts, "int8": experts + experts // 64 * 2, "int4": experts // 2 + experts // 32 * 2}
+    each["int6"] = experts // 64 * 50
     held = sum(matrix.weight.nbytes for matrices in experts_of(engine.model) for matrix in matrices[1:])
     assert held == each[bits]
 
 
-@pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
-@pytest.mark.parametrize(("group", "head"), [(32, "auto"), (128, "int4"), (0, "int8"), (64, "stored")])
+@pytest.mark.parametrize("bits", ["stored", "int8", "int6", "int4"])
+@pytest.mark.parametrize(("group", "head"), [(32, "auto"), (128, "int4"), (0, "int8"), (64, "stored"), (32, "int6")])
 def test_groups_and_head_are_quantized_as_the_manifest_says(group, head, bits, checkpoint, driver, compiled, ids):
     path, prompt = checkpoint("qwen2").path, ids(9, 1)
     engine = driver(path, kernels=compiled, bits=bits, group=group, head=head)
@@ -139,11 +142,33 @@ def test_groups_and_head_are_quantized_as_the_manifest_says(group, head, bits, c
     )
     matrix, made = engine.model.weights.by_name[QKV].weight, engine.model.vocabulary.head
     kinds = {"stored": ("tiles_f32", 0), "int8": ("tiles_int8", group or 64), "int4": ("tiles_int4", group or 32)}
+    kinds["int6"] = "blocks_int6", 64
     assert (matrix.form, matrix.group) == kinds[bits]
     expected = head if head != "auto" else "stored" if bits == "stored" else "int8"
     assert (made.form, made.group) == kinds[expected]
     got, want = engine.run(prompt, 9), driver(path).run(prompt, 9)
     assert torch.nn.functional.cosine_similarity(got, want, dim=-1).min() > 0.9
+
+
+@pytest.mark.parametrize("executor", [best(), "torch"])
+def test_the_embedding_alone_is_quantized(executor, tmp_path, driver, ids):
+    """A tied head has the numbers of the checkpoint, and the rows of tokens those of 6 bits."""
+    random_model("Llama", hidden_size=64, head_dim=16, tie_word_embeddings=True).save_pretrained(tmp_path)
+    prompt = ids(9, 1)
+    plain, found = (driver(tmp_path, kernels=executor, embedding=one) for one in ("stored", "int6"))
+    assert part_bytes(predicted(found.checkpoint, executor, embedding="int6")) == found.model.memory_usage.parts
+    own, other = found.model.vocabulary, plain.model.vocabulary
+    want = to_int6(other.table).restored()
+    torch.testing.assert_close(own.embed(torch.arange(own.part.vocab), torch.float32), want, rtol=1e-6, atol=1e-7)
+    got, base = found.run(prompt, 9), plain.run(prompt, 9)
+    assert not torch.equal(got, base) and torch.nn.functional.cosine_similarity(got, base, dim=-1).min() > 0.99
+    heads = (one.head.data if executor != "torch" else one.head for one in (own, other))
+    assert torch.equal(*heads)
+
+
+def test_rows_that_are_not_whole_blocks_are_refused(checkpoint, driver):
+    with pytest.raises(ConfigError, match="rows of 48 numbers; must be a multiple of 64"):
+        driver(checkpoint("llama").path, embedding="int6")
 
 
 def experts_of(model):
@@ -186,7 +211,7 @@ def kept(request, own_checkpoint, tmp_path, compiled):
     return Kept(tmp_path / "cache", saved.path, compiled), saved.path
 
 
-@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("bits", ["int8", "int6", "int4"])
 def test_a_second_start_takes_what_the_first_one_kept(kept, compiled, bits, driver, ids, monkeypatch):
     store, path = kept
     first = store.open(bits)
@@ -195,6 +220,7 @@ def test_a_second_start_takes_what_the_first_one_kept(kept, compiled, bits, driv
     assert [file.name for file in store.folder.iterdir()] == [first.path.name]
     monkeypatch.setattr("kernels.quantisation.to_int8", None)  # nothing is rounded again
     monkeypatch.setattr("kernels.quantisation.to_int4", None)
+    monkeypatch.setattr("kernels.ggml_blocks.to_int6", None)
     assert torch.equal(driver(path, kernels=compiled, bits=bits, known=store.open(bits)).run(ids(9, 1), 9), want)
 
 
