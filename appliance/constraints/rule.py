@@ -10,7 +10,16 @@ from typing import Any
 
 from appliance.constraints.facts import ModelFacts
 from appliance.hardware.machine import Machine
-from engine.api.config import Device, Dtype, EmbeddingBits, HeadBits, KVDtype, MatmulPrecision, SpeculationMethod, WeightBits
+from engine.api.config import (
+    Device,
+    Dtype,
+    EmbeddingBits,
+    HeadBits,
+    KVDtype,
+    MatmulPrecision,
+    SpeculationMethod,
+    WeightBits,
+)
 from kernels.cpu.library import BF16_VARIANTS
 
 TORCH, TRITON = "torch", "triton"

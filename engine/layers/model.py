@@ -91,7 +91,8 @@ class TextModel:
     ) -> None:
         """team: threads of the compiled kernels, which run float32 steps on a CPU; several ranks must share memory.
         shared: loaded tables of the model that this one drafts for.
-        bits, group, head, embedding: format to which matrices, the head and the embedding are quantized. invariant, stacked, fp8: see Target.
+        bits, group, head, embedding: format to which matrices, the head and the embedding are quantized.
+        invariant, stacked, fp8: see Target.
         routes: keep the selected experts of each step (`routes_of_step`)."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)

@@ -359,7 +359,11 @@ class _Footprint:
             yield from self._native("head", name, native, [source], rows, embed.row_width, [(first, 0)])
         else:
             quantized = to.embedding != "stored"  # the head then reads the checkpoint
-            there = (stored if quantized else kept) if head.tied else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
+            there = (
+                (stored if quantized else kept)
+                if head.tied
+                else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
+            )
             held_there = in_file if head.tied and not quantized else to.device == "cpu" and not self._restored(source)
             held_there = held_there and not head.unit_rows
             yield from self._head(name, rows, embed.row_width, there, held_there, tied=head.tied)

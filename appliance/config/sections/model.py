@@ -132,7 +132,8 @@ class Quantization(Section):
         "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
     )
     """Number format of the weights: auto keeps the checkpoint's, other values round at load; int8 and int4 require
-    compiled kernels of a CPU or Triton kernels of a GPU, int6 requires compiled kernels, fp8 requires Triton kernels."""
+    compiled kernels of a CPU or Triton kernels of a GPU, int6 requires compiled kernels of a CPU, fp8 requires Triton
+    kernels."""
     group_size: Annotated[Literal["auto", 32, 64, 128], BeforeValidator(integer_text)] = declare(
         "auto", effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
     )
