@@ -213,6 +213,13 @@ def tell(folder: Path, text: str, machine: Machine = CPU, facts: Checkpoint | No
             "auto, avx512, avx2 or base, or quantization.weights: auto",
         ),
         (
+            "quantization:\n  weights: int6\nhardware:\n  kernels: torch\n  device: cpu\n",
+            CPU,
+            "m.yaml:6:12: hardware.kernels: torch cannot be combined with quantization.weights: int6 (m.yaml:4:12): "
+            "only compiled CPU kernels support weights that are quantized to int6; use auto, avx512, avx2 or base, or "
+            "quantization.weights: auto",
+        ),
+        (
             "hardware: {graphs: true}\n",
             CPU,
             "m.yaml:3:20: hardware.graphs: true: CUDA graphs require Triton kernels; Triton kernels require "
