@@ -11,7 +11,6 @@ from engine.formats.native import Executor, GgmlBlocks
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.models.checkpoint import Checkpoint
 from engine.models.sources import join
-from kernels.ggml_layout import LAYOUTS
 
 GROUP_SIZE, HEAD, EMBEDDING = "quantization.group_size", "quantization.head", "quantization.embedding"
 
@@ -67,7 +66,7 @@ def _embedding(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice
         return Choice("stored", "as in the checkpoint")
     if wanted == "stored":
         return Choice(wanted)
-    path, width = join(model.root, model.embed.name), LAYOUTS["INT6"].inputs
+    path, width = join(model.root, model.embed.name), quantization_group(wanted, model)
     because = ""
     if model.foreign is not None or model.audio is not None:
         because = "the layers of this model are not Slipway's own"
