@@ -26,6 +26,7 @@ from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
+from engine.layers.torch_compile import set_up as set_up_torch_compile
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import adapters_problem
 from engine.lowering.lower import lower
@@ -190,6 +191,8 @@ def _built(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(config.hardware.threads)
+    if config.hardware.torch_compile:
+        set_up_torch_compile(config, device)
     torch.set_float32_matmul_precision("highest" if _is_bf16(config) else config.hardware.matmul_precision)
     seconds: dict[str, float] = {}
     on_memory("starting", memory_in_use(device))
@@ -516,6 +519,7 @@ def _text_model(
         head=config.quantization.head,
         shared=shared,
         routes=config.return_routed_experts,
+        torch_compile=config.hardware.torch_compile,
     )
 
 
