@@ -9,6 +9,7 @@ executed by torch; a warning names it, and `fallbacks` has the reason.
 """
 
 import hashlib
+import inspect
 import logging
 import os
 import sys
@@ -112,7 +113,7 @@ class SegmentCompiler(Generic[Run]):
     def _fall_back(self, op: Op, error: Exception) -> None:
         name = type(op).__name__
         if name not in self.fallbacks:
-            self.fallbacks[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            self.fallbacks[name] = _spelled(error)
             _log.warning("torch.compile cannot compile %s, torch executes it: %s", name, self.fallbacks[name])
 
     def _plain(self, segment: Segment, run: Run) -> None:
@@ -231,6 +232,57 @@ def _program_hash(graph: torch.fx.GraphModule, tensors: Sequence[Tensor], weight
     ]
     single = len(tensors) > weights and len(tensors[weights]) == 1
     return hashlib.sha256(f"{graph.code}\n{shapes}\n{single}".encode()).hexdigest()
+
+
+# -- modules of transformers' code ---------------------------------------------------------------------------------------
+
+CACHE_ARGUMENTS = {"past_key_values", "past_key_value", "layer_past", "attention_mask", "position_embeddings"}
+
+
+@dataclass
+class ModuleCompiler:
+    """Compiles modules of transformers' code that use no keys and values, such as MLPs and norms. Modules of a class
+    share a program."""
+
+    compiled: dict[str, int] = field(default_factory=dict)  # number of modules by name of their class
+    fallbacks: dict[str, str] = field(default_factory=dict)
+    """Error by name of a class that runs without torch.compile because it cannot be compiled."""
+    _programs: dict[type, Compiled] = field(default_factory=dict)
+
+    def compile_modules(self, module: torch.nn.Module) -> None:
+        """Compile the largest modules inside of `module` that use no keys and values."""
+        for child in module.children():
+            if any(map(_uses_cache, child.modules())):
+                self.compile_modules(child)
+            elif type(child).__module__.startswith("transformers."):
+                self._compile(child)
+
+    def _compile(self, module: torch.nn.Module) -> None:
+        kind, plain = type(module), module.forward
+        program = self._programs.setdefault(kind, torch.compile(kind.forward, fullgraph=True, dynamic=True))
+        self.compiled[kind.__name__] = self.compiled.get(kind.__name__, 0) + 1
+
+        def forward(*arguments: Any, **options: Any) -> Any:
+            if kind.__name__ in self.fallbacks:
+                return plain(*arguments, **options)
+            try:
+                return program(module, *arguments, **options)
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # errors of a compiler are results of this module
+                self.fallbacks[kind.__name__] = _spelled(error)
+                _log.warning("torch.compile cannot compile %s, torch executes it: %s", kind.__name__, _spelled(error))
+                return plain(*arguments, **options)
+
+        module.forward = forward
+
+
+def _uses_cache(module: torch.nn.Module) -> bool:
+    return not CACHE_ARGUMENTS.isdisjoint(inspect.signature(module.forward).parameters)
+
+
+def _spelled(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

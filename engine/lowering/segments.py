@@ -79,7 +79,7 @@ LEFT_OUT: dict[type[Op], str] = {
     **dict.fromkeys((Route, ScaleRoutes, ExpertLinear, Combine), _EXPERTS),
     **dict.fromkeys((CausalConv, DeltaRule, SelectiveScan, GatedRecurrence), _STATES),
     AllReduce: "adds over ranks",
-    ForeignDecoder: "is transformers' code, of which modules without keys and values are compiled",
+    ForeignDecoder: "is transformers' code, of which the modules without keys and values are compiled",
 }
 ROWS: tuple[type[Op], ...] = (
     *(Keep, Normalize, NormalizeParts, NormalizeGroups, AddNormalize, Linear, Activation, Add, Multiply, Scale, Clamp),
