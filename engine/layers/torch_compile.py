@@ -13,7 +13,9 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -97,8 +99,9 @@ class SegmentCompiler(Generic[Run]):
     def _first(self, segment: Segment, run: Run) -> list[Traced | Segment]:
         """Compile and run a segment. Return its parts: all of it, or smaller ones if it cannot be compiled."""
         try:
-            traced = self._trace(segment, run)
-            _call(traced, run, self.executor, dynamic=_tokens(segment, run) > 1)
+            with _quiet():
+                traced = self._trace(segment, run)
+                _call(traced, run, self.executor, dynamic=_tokens(segment, run) > 1)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # errors of a compiler are results of this segment
@@ -266,7 +269,8 @@ class ModuleCompiler:
             if kind.__name__ in self.fallbacks:
                 return plain(*arguments, **options)
             try:
-                return program(module, *arguments, **options)
+                with _quiet():
+                    return program(module, *arguments, **options)
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # errors of a compiler are results of this module
@@ -279,6 +283,14 @@ class ModuleCompiler:
 
 def _uses_cache(module: torch.nn.Module) -> bool:
     return not CACHE_ARGUMENTS.isdisjoint(inspect.signature(module.forward).parameters)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignore warnings of the compiler. Where warnings are errors, they would count as its failure."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _spelled(error: Exception) -> str:

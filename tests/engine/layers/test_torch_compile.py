@@ -142,7 +142,7 @@ def test_coverage_counts_operations_and_gives_reasons(checkpoint):
     torch_ops, triton = coverage(ops, "torch"), coverage(fuse_add_normalize(fuse_prepare_kv(ops, norms=True)), "triton")
     assert torch_ops.compiled["Linear"] == 12 and torch_ops.left_out["Attend"] == "uses pages"
     assert triton.compiled == {} and triton.left_out["Activation"] == "has a Triton kernel"
-    assert "not compiled: Attend, WriteKV: uses pages" in torch_ops.text
+    assert "; not compiled: Embed: selects rows by token; WriteKV, Attend: uses pages" in torch_ops.text
 
 
 def test_configuration_hash_depends_on_settings_but_not_on_places(tmp_path):
