@@ -102,13 +102,13 @@ from kernels.attention.select import SELECT_KEYS
 from kernels.attention.sparse_latent import SPARSE_LATENT
 from kernels.e4m3 import Rounded
 from kernels.embedding import EMBEDDING
-from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.schedule import EXPERT_SCHEDULE, tile_rows
 from kernels.experts.sum import EXPERT_SUM
 from kernels.head_matmul import HEAD_MATMUL
 from kernels.index_kv import INDEX_KV
+from kernels.integers import multiply_experts
 from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
 from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV, NormKind
@@ -671,8 +671,7 @@ def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     scales = None if op.weights is None else run[op.weights]
     rest = routes.pairs, routes.tiles, k, routes.rows, bias, scales
     if (one := stack.integers) is not None:
-        numbers = one.values, one.scales, one.zeros, one.bits, one.group
-        y = INTEGER_EXPERT_MATMUL(run[op.x], *numbers, *rest)
+        y = multiply_experts(one, run[op.x], *rest)
     elif stack.fp8 is not None:
         products = run.model.fp8
         assert products is not None, "fp8 weights need kernels that multiply by them"
