@@ -2,8 +2,8 @@
 
     scale = max |x| / 127;  q = round(x / scale)          (with a given scale: q = round(x / scale), at most 127)
 
-Rounding is to nearest, ties to even, and symmetric: -127 … 127. A row with a number that is not finite gets a scale that
-is not a number, so that its products are not finite either. Source: LLM.int8 (arXiv:2208.07339, section 3.1), and
+Rounding is to nearest, ties to even, and symmetric: -127 … 127. A row with a number that is not finite gets a scale
+that is not a number, so that its products are not finite either. Source: LLM.int8 (arXiv:2208.07339, section 3.1), and
 compressed-tensors' symmetric quantization of tokens.
 """
 

@@ -187,9 +187,7 @@ def _floats(group: Settings, form: Any, name: str) -> Format:
     return Fp8(E4M3(scales, rounded))
 
 
-def _int8_inputs(
-    inputs: Settings | None, size: int | None, *, symmetric: bool
-) -> Literal["static", "dynamic"] | None:
+def _int8_inputs(inputs: Settings | None, size: int | None, *, symmetric: bool) -> Literal["static", "dynamic"] | None:
     """Return how activations are rounded for products of int8. None for products with unrounded activations, which are
     more precise: groups of inputs, zero points, and settings without a product of int8."""
     if inputs is None or size is not None or not symmetric or inputs.get("symmetric", True) is not True:

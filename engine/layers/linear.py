@@ -171,9 +171,11 @@ class ExpertStack:
             static = None if matrix.static_scale is None else matrix.static_scale.new_empty(self._count)
             self.integers = replace(matrix, values=values, scales=scales, zeros=None, static_scale=static)
         stack = self.integers
-        if matrix.order is not None or any(
-            getattr(stack, name) != getattr(matrix, name) for name in ("bits", "group", "inputs", "rounds")
-        ) or (stack.static_scale is None) != (matrix.static_scale is None):
+        if (
+            matrix.order is not None
+            or any(getattr(stack, name) != getattr(matrix, name) for name in ("bits", "group", "inputs", "rounds"))
+            or (stack.static_scale is None) != (matrix.static_scale is None)
+        ):
             raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
         if matrix.zeros is not None and stack.zeros is None:
             shape = self._count, *matrix.zeros.shape

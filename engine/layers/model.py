@@ -136,9 +136,7 @@ class TextModel:
         self.adapters = NO_ADAPTERS
         self.torch_compile = torch_compile
         of_torch = torch_compile and executor == "torch"
-        self._reference = ReferenceExecutor(
-            self.program, self.weights, world, layout, dtype, torch_compile=of_torch
-        )
+        self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype, torch_compile=of_torch)
 
     @property
     def weight_bytes(self) -> int:

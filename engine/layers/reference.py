@@ -613,9 +613,7 @@ def _step_inputs(run: Run) -> dict[str, Tensor]:
 
 
 def _bind(run: Run, values: dict[str, Tensor], inputs: dict[str, Tensor]) -> Run:
-    angles = {
-        rope: (inputs[f"cos {number}"], inputs[f"sin {number}"]) for number, rope in enumerate(run.step.angles)
-    }
+    angles = {rope: (inputs[f"cos {number}"], inputs[f"sin {number}"]) for number, rope in enumerate(run.step.angles)}
     return replace(run, values=values, positions=inputs["positions"], step=replace(run.step, angles=angles))
 
 

@@ -24,7 +24,9 @@ def linears(model):
 UNROUNDED = [kind for kind in KINDS if kind != "w8a8"]
 
 
-@pytest.mark.parametrize("kind", thinned(UNROUNDED, ["gptq-32-zeros", "gptq-64-ordered", "packed-channel", "int8-groups"]))
+@pytest.mark.parametrize(
+    "kind", thinned(UNROUNDED, ["gptq-32-zeros", "gptq-64-ordered", "packed-channel", "int8-groups"])
+)
 def test_triton_runs_a_quantized_checkpoint_as_transformers_does(kind, tmp_path, driver, ids):
     """Activations are not rounded, so results equal those of the dequantized weights."""
     made, prompt = write(tmp_path, KINDS[kind]), ids(17, 1)
@@ -152,4 +154,5 @@ def test_w8a8_experts_multiply_int8(tmp_path, driver, ids):
     assert stacks and all(one.integers.rounds and one.integers.values.dtype == torch.int8 for one in stacks)
     found, wanted = engine.run(prompt, 4), made.logits(prompt)
     assert 1e-4 < (found - wanted).norm() / wanted.norm() < 0.04
-    assert part_bytes(predicted(engine.checkpoint, "triton")) == engine.model.memory_usage.parts
+    planned, taken = part_bytes(predicted(engine.checkpoint, "triton")), engine.model.memory_usage.parts
+    assert all(planned[part] == taken[part] > 0 for part in ("attention", "experts"))

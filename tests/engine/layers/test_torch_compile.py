@@ -185,5 +185,3 @@ def test_a_module_that_cannot_be_compiled_is_named(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         assert [outer(torch.tensor([-1.0, 2.0])).tolist() for _ in range(2)] == [[0.0, 2.0]] * 2
     assert compiler.fallbacks == {"Act": "RuntimeError: no compiler"} and len(caplog.records) == 1
-
-
