@@ -102,8 +102,8 @@ def _triton(
 def _reference(
     x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """x: [rows, inputs] int8; x_scales: [rows] float32; weight: [outputs, inputs] int8; scales: [outputs] float32; bias:
-    [outputs] → [rows, outputs] of `dtype`."""
+    """x: [rows, inputs] int8; x_scales: [rows] float32; weight: [outputs, inputs] int8; scales: [outputs] float32;
+    bias: [outputs] → [rows, outputs] of `dtype`."""
     y = (x.double() @ weight.double().t()).float() * scales * x_scales[:, None]
     return (y if bias is None else y + bias.float()).to(dtype)
 

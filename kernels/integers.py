@@ -69,8 +69,8 @@ def multiply_experts(
     bias: Tensor | None,
     scales: Tensor | None,
 ) -> Tensor:
-    """Multiply by the experts of a layer as kernels/experts/matmul.py does. A token goes to several experts, so all have
-    one scale of the activations: the largest of their static ones."""
+    """Multiply by the experts of a layer as kernels/experts/matmul.py does. A token goes to several experts, so all
+    have one scale of the activations: the largest of their static ones."""
     rest: tuple[Any, ...] = pairs, tiles, pairs_per_row, rows, bias, scales
     if not stack.rounds:
         return INTEGER_EXPERT_MATMUL(x, stack.values, stack.scales, stack.zeros, stack.bits, stack.group, *rest)

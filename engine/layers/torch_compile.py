@@ -237,7 +237,7 @@ def _program_hash(graph: torch.fx.GraphModule, tensors: Sequence[Tensor], weight
     return hashlib.sha256(f"{graph.code}\n{shapes}\n{single}".encode()).hexdigest()
 
 
-# -- modules of transformers' code ---------------------------------------------------------------------------------------
+# -- modules of transformers' code -------------------------------------------------------------------------------------
 
 CACHE_ARGUMENTS = {"past_key_values", "past_key_value", "layer_past", "attention_mask", "position_embeddings"}
 

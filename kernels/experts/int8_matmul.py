@@ -1,5 +1,5 @@
-"""Products of routed rows by int8 matrices of their experts: as kernels/experts/matmul.py, with the numbers and scales of
-kernels/int8_matmul.py.
+"""Products of routed rows by int8 matrices of their experts: as kernels/experts/matmul.py, with the numbers and scales
+of kernels/int8_matmul.py.
 
     y[p] = (Σ q_x · q_W) · scale_x · scale_W (+ b[expert])
 
@@ -34,8 +34,8 @@ def _reference(
     scales: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """x: [tokens or pairs, inputs] int8 with x_scales [tokens or pairs] float32; weight: [experts, outputs, inputs] int8;
-    weight_scales: [experts, outputs] float32; pairs, tiles: from expert_schedule with tiles of `rows` rows; bias:
+    """x: [tokens or pairs, inputs] int8 with x_scales [tokens or pairs] float32; weight: [experts, outputs, inputs]
+    int8; weight_scales: [experts, outputs] float32; pairs, tiles: from expert_schedule with tiles of `rows` rows; bias:
     [experts, outputs]; scales: [pairs] fp32 → [pairs, outputs] of `dtype`."""
     plain, left = weight.float() * weight_scales[:, :, None], x.float() * x_scales[:, None]
     own = None if bias is None else bias.float()
