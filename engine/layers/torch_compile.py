@@ -15,7 +15,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -251,6 +251,7 @@ class ModuleCompiler:
     fallbacks: dict[str, str] = field(default_factory=dict)
     """Error by name of a class that runs without torch.compile because it cannot be compiled."""
     _programs: dict[type, Compiled] = field(default_factory=dict)
+    _ran: set[type] = field(default_factory=set)  # classes whose program has run
 
     def compile_modules(self, module: torch.nn.Module) -> None:
         """Compile the largest modules inside of `module` that use no keys and values."""
@@ -269,8 +270,10 @@ class ModuleCompiler:
             if kind.__name__ in self.fallbacks:
                 return plain(*arguments, **options)
             try:
-                with _quiet():
-                    return program(module, *arguments, **options)
+                with _quiet() if kind not in self._ran else nullcontext():
+                    found = program(module, *arguments, **options)
+                self._ran.add(kind)
+                return found
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # errors of a compiler are results of this module
