@@ -60,6 +60,7 @@ class NotCompiled(Exception):
 class Traced:
     """A compiled segment of one layer."""
 
+    segment: Segment
     call: Compiled
     weights: tuple[Tensor, ...]
     read: tuple[str, ...]  # buffers
@@ -89,11 +90,13 @@ class SegmentCompiler(Generic[Run]):
             if parts is None:
                 self._traced[key] = tuple(self._first(segment, run))
                 continue
-            for part in parts:
-                if isinstance(part, Traced):
-                    _call(part, run, self.executor)
-                else:
+            for number, part in enumerate(parts):
+                if isinstance(part, Segment):
                     self._plain(part, run)
+                elif (error := _call_again(part, run, self.executor)) is not None:
+                    self._fall_back(part.segment.ops[0], error)
+                    self._traced[key] = (*parts[:number], part.segment, *parts[number + 1 :])
+                    self._plain(part.segment, run)
             _free(segment, run)
 
     def _first(self, segment: Segment, run: Run) -> list[Traced | Segment]:
@@ -156,7 +159,7 @@ class SegmentCompiler(Generic[Run]):
         call = self.programs.get(key)
         if call is None:
             call = self.programs[key] = torch.compile(graph, fullgraph=True)
-        return Traced(call, weights, read, used, tuple(written))
+        return Traced(segment, call, weights, read, used, tuple(written))
 
 
 def _free(segment: Segment, run: Running) -> None:
@@ -171,6 +174,16 @@ def _call(traced: Traced, run: Any, executor: Executor[Any], *, dynamic: bool = 
         for tensor in tensors:
             torch._dynamo.mark_dynamic(tensor, 0)  # type: ignore[no-untyped-call]
     run.values.update(zip(traced.written, traced.call(*traced.weights, *tensors), strict=True))
+
+
+def _call_again(traced: Traced, run: Any, executor: Executor[Any]) -> Exception | None:
+    """Call a program that has run before. Return the error of a step that would need one more program than torch makes
+    for different sizes; nothing has been computed then."""
+    try:
+        _call(traced, run, executor)
+    except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+        return error
+    return None
 
 
 def _names(segment: Segment) -> dict[str, None]:

@@ -119,6 +119,25 @@ def test_a_program_that_depends_on_the_number_of_tokens_is_not_used_for_others()
     assert "number of tokens" in compiler.fallbacks["Tanh"]
 
 
+def test_a_size_that_needs_too_many_programs_runs_with_torch(monkeypatch):
+    def compiled(graph, **options):
+        def call(*arguments):
+            if len(arguments[-1]) == 7:
+                raise torch._dynamo.exc.FailOnRecompileLimitHit("too many")
+            return graph(*arguments)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    compiler, divided = SegmentCompiler(executor({Tanh: tanh})), program([Tanh(x=X, factor=2.0)])
+    with torch.inference_mode():
+        for tokens in (4, 7, 5):
+            run = SimpleNamespace(values={"x": torch.ones(tokens, 8)})
+            compiler.execute(divided, run)
+            torch.testing.assert_close(run.values["x"], 2 * torch.tanh(torch.ones(tokens, 8)))
+    assert list(compiler.fallbacks) == ["Tanh"]
+
+
 def test_out_of_memory_is_no_reason_to_fall_back():
     def full(op, run):
         raise torch.OutOfMemoryError("no memory")
