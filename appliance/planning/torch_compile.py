@@ -31,7 +31,7 @@ def torch_compile(settings: Settings, model: Model, view: View) -> Choice[bool]:
 
 
 def covered(model: Model, kernels: str) -> Coverage:
-    """Return which operations of the model torch.compile compiles beside these kernels, and why not the others."""
+    """Return the operations that torch.compile compiles with these kernels, and the reasons for the others."""
     program = lower(model, 1)
     ops = (*program.encoder, *program.ops)
     if kernels == TORCH:

@@ -813,7 +813,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
 
 
 def _step_inputs(run: _Run) -> dict[str, Tensor]:
-    """Return the tensors that compiled segments read besides buffers and weights (`Executor.inputs`)."""
+    """Return the positions, which compiled segments read in addition to buffers and weights."""
     return {"positions": run.step.positions}
 
 

@@ -605,7 +605,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
 
 
 def _step_inputs(run: Run) -> dict[str, Tensor]:
-    """Return the tensors that compiled segments read besides buffers and weights (`Executor.inputs`)."""
+    """Return positions and angles, which compiled segments read in addition to buffers and weights."""
     found = {"positions": run.positions}
     for number, (cos, sin) in enumerate(run.step.angles.values()):
         found |= {f"cos {number}": cos, f"sin {number}": sin}
