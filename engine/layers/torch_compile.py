@@ -343,5 +343,5 @@ def set_up(config: EngineConfig, device: torch.device) -> Path | None:
         return None
     folder = Path(config.hardware.torch_compile_folder) / configuration_hash(config, device)[:32]
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    os.environ.update({"TORCHINDUCTOR_CACHE_DIR": str(folder)})  # torch has no other setting for it
     return folder
