@@ -172,7 +172,7 @@ def _call(traced: Traced, run: Any, executor: Executor[Any], *, dynamic: bool = 
     tensors = [*(run.values[name] for name in traced.read), *(inputs[name] for name in traced.inputs)]
     if dynamic:
         for tensor in tensors:
-            torch._dynamo.mark_dynamic(tensor, 0)  # type: ignore[no-untyped-call]
+            torch._dynamo.mark_dynamic(tensor, 0)
     run.values.update(zip(traced.written, traced.call(*traced.weights, *tensors), strict=True))
 
 
@@ -200,7 +200,7 @@ def _fakes(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    fakes = []
+    fakes: list[Tensor] = []
     for tensor in tensors:
         axes = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (tensor.dim() - 1)]
         fakes.append(mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=axes)))
