@@ -5,9 +5,9 @@
 # make lock                           rewrite requirements/; LOCK='--wheels DIR' adds hashes of other builds of torch
 # make test                           set up, then check format, lint and types, and run the tests
 # make test REPEAT=3                  run up to 3 failed tests again, alone: tests/repeat.py
-# make test-all                       like test, with every instruction set of this CPU and the nightly tests
+# make test-all                       like test, with every instruction set of this CPU, the nightly tests, and kernels
 # make emulated                       set up, then test the AVX-512 and AMX kernels on a CPU that has only AVX2
-# make kernels TRITON=3.6.0           set up, then compile every kernel for an H100 with another release of Triton
+# make kernels TRITON=3.6.0           set up, then compile every kernel for H100 and B200 with another release of Triton
 # make quick                          set up, then run the unit tests, which take about a minute
 # make docs                           build the documentation site into build/site; needs the network once
 # make prose                          rate of hard-to-read phrases in comments and docs; PROSE='--diff main' for added lines
@@ -43,7 +43,7 @@ PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-
 test: $(VENV)/.test lint types
 	$(PYTEST) -m "not variants and not nightly"
 
-test-all: $(VENV)/.test lint types
+test-all: $(VENV)/.test lint types kernels
 	$(PYTEST)
 
 EMULATED := $(addprefix tests/kernels/test_compiled,.py _attention.py _experts.py)
@@ -52,8 +52,9 @@ emulated: $(VENV)/.test
 	$(BIN)/pytest -q --emulate $(EMULATED)
 
 kernels: $(VENV)/.test
-	@$(PIP) install --no-deps --upgrade --target $(VENV)/triton-$(TRITON) triton==$(TRITON)
-	PYTHONPATH=$(VENV)/triton-$(TRITON) $(BIN)/python -m kernels.report --check --target sm_90
+	@test -d $(VENV)/triton-$(TRITON)/triton || \
+		$(PIP) install --no-deps --upgrade --target $(VENV)/triton-$(TRITON) triton==$(TRITON)
+	PYTHONPATH=$(VENV)/triton-$(TRITON) $(BIN)/python -m kernels.report --check --target sm_90 sm_100
 
 # Folders of unit tests. tests/test_tiers.py lists the others.
 UNIT := $(addprefix tests/appliance/,bundle chaos cli config deployment hardware migration observability output_formats planning security tuning) \

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu import bodies
-from kernels.jit import jit, launch, row_stride, tl
+from kernels.jit import jit, launch, row_stride, tl, triton
 from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
 from kernels.product_tiles import GROUPED, grouped_tile, product_tile
 from kernels.tuning import LARGE_TILES, settings, shared_memory
@@ -81,6 +81,57 @@ def matmul_kernel(
     tl.store(place, tl.trans(total).to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
 
 
+@jit(varying=("rows",))
+def descriptor_matmul_kernel(
+    x,
+    weight,
+    bias,
+    y,
+    rows,
+    x_row,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    GROUPED: tl.constexpr,
+    SPECIALIZED: tl.constexpr,
+):
+    """`matmul_kernel` with tiles that are loaded by tensor descriptors (TMA). SPECIALIZED: some warps load, others
+    multiply."""
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    row_tile, column_tile = grouped_tile(tl.program_id(0), rows, ROWS, TILES, GROUPED)
+    left = tl.make_tensor_descriptor(weight, [OUTPUTS, INPUTS], [INPUTS, 1], [COLUMNS, STEP])
+    right = tl.make_tensor_descriptor(x, [rows, INPUTS], [x_row, 1], [ROWS, STEP])
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for k in tl.range(0, INPUTS, STEP, warp_specialize=SPECIALIZED):
+        a = left.load([column_tile * COLUMNS, k])
+        b = tl.trans(right.load([row_tile * ROWS, k]))
+        total = tl.dot(a, b, total, input_precision="ieee")
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    keep_rows, keep_columns = row < rows, column < OUTPUTS
+    if BIAS:
+        total += tl.load(bias + column, keep_columns, 0.0).to(tl.float32)[:, None]
+    place = y + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
+    tl.store(place, tl.trans(total).to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
+
+
+LOADS = ("pointers", "descriptors", "specialized")
+"""Ways to load tiles. Descriptors need rows of x and of the weight that are multiples of 16 bytes."""
+DESCRIPTOR_BYTES = 16
+
+
+def _has_descriptors(x: Tensor, weight: Tensor) -> bool:
+    return all(one.stride(0) * one.element_size() % DESCRIPTOR_BYTES == 0 == one.data_ptr() % 16 for one in (x, weight))
+
+
+def _allocate(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Return memory for the descriptors of a launch."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x: [rows, inputs]; weight: [outputs, inputs] row-major; bias: [outputs] → [rows, outputs] of `dtype` (default:
     x's). A row's sums never depend on the other rows (see product_tiles.py), unlike in libraries that choose the order
@@ -94,9 +145,14 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.d
     else:
         tile = product_tile(rows, outputs if roomy else 1)
         default = tile | {"stages": 6 if tile["rows"] == 16 and roomy else 4 if roomy else 3}
-    chosen = settings("matmul", default, x.device, rows=rows, outputs=outputs)
+    chosen = settings("matmul", default | {"loads": LOADS[0]}, x.device, rows=rows, outputs=outputs)
+    kernel, more = matmul_kernel, {}
+    if chosen["loads"] != LOADS[0] and _has_descriptors(x, weight):
+        kernel, more = descriptor_matmul_kernel, {"SPECIALIZED": chosen["loads"] == "specialized"}
+        if triton is not None and x.device.type == "cuda":
+            triton.set_allocator(_allocate)
     launch(
-        matmul_kernel,
+        kernel,
         (-(-outputs // chosen["columns"]) * -(-rows // chosen["rows"]),),
         x,
         weight,
@@ -111,6 +167,7 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.d
         COLUMNS=chosen["columns"],
         STEP=TILE_INPUTS,
         GROUPED=GROUPED,
+        **more,
         warps=chosen["warps"],
         stages=chosen["stages"],
     )
@@ -164,5 +221,11 @@ MATMUL = Op(
     strided=(0,),
     peer=lambda x, weight, bias=None, dtype=None: functional.linear(x, weight, bias),
     # Fewer columns would use another matrix instruction, and sums of tiles of different sizes might then differ.
-    tunable={"rows": (16, 64, 128, 256), "columns": (64, 128, 256), "warps": (4, 8), "stages": (3, 4, 5)},
+    tunable={
+        "rows": (16, 64, 128, 256),
+        "columns": (64, 128, 256),
+        "warps": (4, 8),
+        "stages": (3, 4, 5),
+        "loads": LOADS,
+    },
 )

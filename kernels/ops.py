@@ -14,6 +14,7 @@ from kernels.block_copy import BLOCK_COPY
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.embedding import EMBEDDING
 from kernels.experts.fp8_matmul import FP8_EXPERT_MATMUL
+from kernels.experts.int8_matmul import INT8_EXPERT_MATMUL
 from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
@@ -23,6 +24,7 @@ from kernels.finite import FINITE_ROWS
 from kernels.fp8_matmul import FP8_MATMUL
 from kernels.head_matmul import HEAD_MATMUL
 from kernels.index_kv import INDEX_KV
+from kernels.int8_matmul import INT8_MATMUL
 from kernels.integer_matmul import INTEGER_MATMUL
 from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
@@ -33,6 +35,7 @@ from kernels.op import Op
 from kernels.pool_end import POOL_END
 from kernels.pool_rows import POOL_ROWS
 from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV
+from kernels.quantize_int8 import QUANTIZE_INT8
 from kernels.quantize_rows import QUANTIZE_ROWS
 from kernels.recurrent.causal_conv import CAUSAL_CONV
 from kernels.recurrent.delta_rule import DELTA_RULE
@@ -84,6 +87,8 @@ OPS: tuple[Op, ...] = (
     FP8_MATMUL,
     INTEGER_MATMUL,
     QUANTIZE_ROWS,
+    INT8_MATMUL,
+    QUANTIZE_INT8,
     LORA_SHRINK,
     LORA_EXPAND,
     ACTIVATION,
@@ -98,6 +103,7 @@ OPS: tuple[Op, ...] = (
     EXPERT_MATMUL,
     INTEGER_EXPERT_MATMUL,
     FP8_EXPERT_MATMUL,
+    INT8_EXPERT_MATMUL,
     EXPERT_SUM,
     FINITE_ROWS,
     POOL_ROWS,

@@ -32,6 +32,8 @@ class Int8Weight:
     scales: Tensor  # [outputs, groups] float16, bfloat16 or float32
     group: int
     order: Tensor | None = None  # [inputs] int32
+    rounds: bool = False  # activations are to be rounded to int8, and all groups of an output have one scale
+    static_scale: Tensor | None = None  # [1] float32, scale of the activations; None: it follows from their values
 
     def restored(self) -> Tensor:
         return _in_order(self.values.float() * _wide(self.scales, self), self.order)

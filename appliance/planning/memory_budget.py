@@ -213,7 +213,9 @@ def measure(
         usable=usable,
         ranks=ranks,
         fixed=fixed,
-        graphs=graphs(model, sizes=sizes, mixed=mixed, element_bytes=element_bytes, ranks=view.tensor),
+        graphs=graphs(
+            model, sizes=sizes, mixed=mixed, element_bytes=element_bytes, ranks=view.tensor, routes=size.routes
+        ),
         model=model,
         pages=pages,
         running=running,

@@ -41,6 +41,7 @@ from appliance.planning.shutdown import shutdown_timing
 from appliance.planning.speculation import speculation
 from appliance.planning.step_costs import hardware_limits, step_costs
 from appliance.planning.targets import passed_on
+from appliance.planning.torch_compile import programs_folder, torch_compile
 from appliance.planning.weight_format import other_than_auto, weight_format
 from engine.api import config as engine_config
 from engine.api.config import (
@@ -144,6 +145,7 @@ def plan(
         **_prefix(checkpoint),
         **weight_format(settings, checkpoint, view),
         "hardware.matmul_precision": precision,
+        "hardware.torch_compile": torch_compile(settings, checkpoint.model, view),
         "model.max_context": max_context,
         "hardware.threads": places.threads,
         "hardware.cpus": places.pinned,
@@ -236,6 +238,7 @@ def _engine_config(
             batch_invariant=invariant,
             graph_sizes=budget.graph_sizes,
             mixed_graph_sizes=budget.mixed_graph_sizes,
+            torch_compile_folder=programs_folder(settings, choices["hardware.torch_compile"]),
         ),
         memory=MemoryConfig(
             **passed("engine.memory"),

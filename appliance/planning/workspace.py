@@ -121,7 +121,7 @@ def workspace(
         found += _sources(model, kernels, size, element_bytes)
         found += _routes(model, size.tokens, ranks) if kernels == "triton" else ()
         if size.routes:
-            experts = sum(routes.width for routes in keep_routes(lower(model, ranks)).routes)
+            experts = _selected_experts(model, ranks)
             words = ROUTE_WORDS + 1  # all layers, and their experts together
             found.append(product("selected experts (tokens × experts × words)", size.tokens, experts, words, 4))
         if model.head is None:
@@ -376,9 +376,16 @@ def pinned_bytes(*, size: StepSize, max_context: int) -> int:
 
 
 def graphs(
-    model: Model, *, sizes: Sequence[int], element_bytes: int, mixed: Sequence[int] = (), ranks: int = 1
+    model: Model,
+    *,
+    sizes: Sequence[int],
+    element_bytes: int,
+    mixed: Sequence[int] = (),
+    ranks: int = 1,
+    routes: bool = False,
 ) -> tuple[Step, ...]:
     """Return the memory of captured steps. sizes: rows of decode steps. mixed: tokens of steps with chunks of prompts.
+    routes: the selected experts of all layers are an output.
 
     All sizes of a kind share the activations, logits and output buffers of the largest (engine/worker/device.py); each
     graph has its own descriptor.
@@ -393,6 +400,7 @@ def graphs(
         product("candidates of sampling in the largest graph", rows, SAMPLED_CANDIDATES, 8),
         product("hidden states of the largest graph", rows, model.embed.hidden, element_bytes),
         product("descriptions of graphs", len(sizes) + len(mixed), GRAPH_BYTES),
+        *_graph_outputs("largest graph", model, rows, element_bytes, ranks, routes=routes),
     )
     if not mixed:
         return steps
@@ -402,7 +410,28 @@ def graphs(
         product("activations of the largest mixed graph", tokens, widest_layer(model, ranks), element_bytes),
         *_routes(model, tokens, ranks),
         product("hidden states of the largest mixed graph, twice", 2, tokens, model.embed.hidden, element_bytes),
+        *_graph_outputs("largest mixed graph", model, tokens, element_bytes, ranks, routes=routes),
     )
+
+
+def _graph_outputs(
+    graph: str, model: Model, tokens: int, element_bytes: int, ranks: int, *, routes: bool
+) -> tuple[Step, ...]:
+    """Return the memory of outputs that only some models have: inputs of layers for a head that drafts, and selected
+    experts. Each is in the pool of the graphs and in the buffer that all sizes share."""
+    found = []
+    if model.kept_layers:
+        width = len(model.kept_layers) * model.embed.hidden
+        found.append(product(f"states for a head that drafts in the {graph}, twice", 2, tokens, width, element_bytes))
+    if routes:
+        words = (ROUTE_WORDS + 2) * _selected_experts(model, ranks)  # of all layers until the end, and joined, twice
+        found.append(product(f"selected experts in the {graph} (tokens × words)", tokens, words, 4))
+    return tuple(found)
+
+
+def _selected_experts(model: Model, ranks: int) -> int:
+    """Return the selected experts of a token in all layers."""
+    return sum(routes.width for routes in keep_routes(lower(model, ranks)).routes)
 
 
 def _aligned(count: int) -> int:

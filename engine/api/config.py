@@ -145,6 +145,10 @@ class HardwareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Numbers of rows of the decode steps that are captured as CUDA graphs."""
     mixed_graph_sizes: tuple[int, ...] = ()
     """Numbers of tokens of the captured steps in which a row computes several: chunks of prompts, drafts."""
+    torch_compile: bool = False
+    """Compile operations of torch with torch.compile: all that torch executes, or those without a Triton kernel."""
+    torch_compile_folder: str | None = None
+    """Folder for compiled programs, by the hash of this configuration. None: torch's own folder."""
 
     def __post_init__(self) -> None:
         _check_positive("hardware", self, "threads")

@@ -88,8 +88,12 @@ class Int8(Integers):
         found = {"weight": Stored((rows, inputs), ("I8",)), "weight_scale": Stored((rows, groups), SCALES)}
         if self.stored.zeros:
             found["weight_zero_point"] = Stored((rows, groups), ("I8",))
-        unread = {"input_scale": SCALES, "input_zero_point": ("I8",)}  # of static activations
-        return found | {name: Stored((1,), types, optional=True) for name, types in unread.items()}
+        given = self.stored.inputs == "static"
+        found["input_scale"] = Stored((1,), SCALES, optional=not given)
+        return found | {"input_zero_point": Stored((1,), ("I8",), optional=True)}
+
+    def static_scale(self, matrix: StoredMatrix) -> "Tensor | None":
+        return matrix.read("input_scale").float().view(1) if self.stored.inputs == "static" else None
 
     def numbers(self, matrix: StoredMatrix) -> Numbers:
         import torch
@@ -120,7 +124,7 @@ def _format(settings: Settings, name: str) -> Format:
     if form == "pack-quantized" and bits in _BITS:
         return Packed.of(Groups(bits, size, zeros=not symmetric, ordered=ordered))
     if form in ("int-quantized", "naive-quantized") and bits == 8 and not ordered:
-        return Int8.of(Groups(8, size, zeros=not symmetric))
+        return Int8.of(Groups(8, size, zeros=not symmetric, inputs=_int8_inputs(inputs, size, symmetric=symmetric)))
     raise UnsupportedFormat(
         f"config_groups.{name} is {form} of {bits} bits; supported are pack-quantized of {_BITS[0]} to {_BITS[-1]} "
         "bits, and int-quantized of 8"
@@ -181,6 +185,16 @@ def _floats(group: Settings, form: Any, name: str) -> Format:
         if block != (FP8_BLOCK, FP8_BLOCK):
             return Floats(None, "e4m3", block, unread=_INPUT_SCALES)
     return Fp8(E4M3(scales, rounded))
+
+
+def _int8_inputs(inputs: Settings | None, size: int | None, *, symmetric: bool) -> Literal["static", "dynamic"] | None:
+    """Return how activations are rounded for products of int8. None for products with unrounded activations, which are
+    more precise: groups of inputs, zero points, and settings without a product of int8."""
+    if inputs is None or size is not None or not symmetric or inputs.get("symmetric", True) is not True:
+        return None
+    if inputs.get("dynamic") is True:
+        return "dynamic" if inputs.get("strategy", "token") == "token" else None
+    return "static" if not inputs.get("dynamic") and inputs.get("strategy") == "tensor" else None
 
 
 def _fp8_inputs(inputs: Settings, name: str) -> Literal["static", "dynamic"]:
@@ -275,7 +289,7 @@ METHOD = Method(
         (
             "compressed-tensors, int-quantized",
             "8 bits; activations unquantized or int8",
-            "8 bits; dequantized with zero points",
+            "8 bits, on GPUs with int8 activations as stored (W8A8); dequantized with zero points",
         ),
         (
             "compressed-tensors, float-quantized",

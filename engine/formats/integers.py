@@ -60,7 +60,14 @@ class Integers(Format):
         raise NotImplementedError
 
     def unpack(self, matrix: StoredMatrix) -> Any:
-        return unsigned(matrix, self.stored, self.numbers(matrix), self.index)
+        found = unsigned(matrix, self.stored, self.numbers(matrix), self.index)
+        if self.stored.inputs is None:
+            return found
+        return replace(found, rounds=True, static_scale=self.static_scale(matrix))
+
+    def static_scale(self, matrix: StoredMatrix) -> "Tensor | None":
+        """Return the scale of the activations, [1] float32, None if each token has one of its own."""
+        return None
 
     def dequantize(self, matrix: StoredMatrix) -> "Tensor":
         if self.native is not None:

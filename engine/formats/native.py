@@ -44,6 +44,9 @@ class Groups:
     group: int | None  # number of inputs that share a scale; None: all
     zeros: bool = False  # has zero points; else the zero point is the midpoint
     ordered: bool = False  # an index assigns inputs to groups (act order); else groups are contiguous
+    inputs: Literal["static", "dynamic"] | None = None
+    """How activations are quantized to 8 bits (W8A8): by a scale of the checkpoint, by a scale for each token, or not.
+    Triton kernels follow it for integers with one scale per output; compiled kernels quantize all activations."""
 
     def __str__(self) -> str:
         return f"{self.bits} bits, {'one scale per output' if self.group is None else f'groups of {self.group}'}"
@@ -59,12 +62,12 @@ class Groups:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Matrices of the same kind can be fused."""
-        return self.bits, self.group
+        return self.bits, self.group, self.inputs
 
     @property
     def layout(self) -> tuple[Any, ...]:
         """Experts of a layer need the same layout."""
-        return self.bits, self.group or CHANNEL_GROUP, self.zeros
+        return self.bits, self.group or CHANNEL_GROUP, self.zeros, self.inputs
 
     def joined(self, others: Sequence["Groups"]) -> "Groups":
         """Return the product of a fused matrix. others: of all its sources, of one kind."""
@@ -95,6 +98,10 @@ class Groups:
 
     def _pieces_on_gpu(self, rows: int, inputs: int, group: int, scale_bytes: int, *, zeros: bool) -> tuple[Piece, ...]:
         """Tensors of kernels/integers.py."""
+        if self.inputs is not None:
+            values = Piece("", "int8", (rows, inputs), 6 * rows * inputs)
+            found = [values, Piece(" (scales)", "one scale per output", (rows, 4))]
+            return (*found, *([Piece(" (scale of the inputs)", "float32", (4,))] if self.inputs == "static" else ()))
         groups = -(-inputs // group)
         # The numbers are unpacked, joined, padded and packed on the way.
         found = [Piece("", f"int{self.bits}", (rows, packed_bytes(inputs, self.bits, group)), 6 * rows * inputs)]

@@ -22,6 +22,7 @@ from engine.layers.linear import Target
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.memory_usage import MemoryUsage
 from engine.layers.states import LayerStates
+from engine.layers.torch_compile import ModuleCompiler
 from engine.lowering.lower import lower
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import Model
@@ -70,6 +71,7 @@ class ForeignModel:
     kept_states: None = None
     buffer_bytes: int = 0
     adapters: LoadedAdapters = NO_ADAPTERS
+    compiler: ModuleCompiler | None = None  # compiles the modules without keys and values
 
     def __post_init__(self) -> None:
         self.program = lower(self.model)
@@ -127,6 +129,8 @@ class ForeignModel:
         weights = {tensor.data_ptr(): tensor.nbytes for tensor in self._code.parameters()}
         self.memory_usage = MemoryUsage({"model": sum(weights.values())}, 0)
         self._decoder = getattr(self._code, self._code.base_model_prefix)
+        if self.compiler is not None:
+            self.compiler.compile_modules(self._decoder)
         compute = self._decoder.forward
 
         def forward(*arguments: Any, **options: Any) -> Any:

@@ -7,8 +7,9 @@ each decoder layer are written to the pages. Nothing waits for the device, and n
 step can be captured as a CUDA graph.
 """
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from engine.layers.rope import Rotation
 from engine.layers.rounded import rounding_of
 from engine.layers.states import LayerStates
 from engine.layers.streams import computed
+from engine.layers.torch_compile import Executor, SegmentCompiler
 from engine.layers.values import pad_values
 from engine.lowering.program import (
     AbsorbQueries,
@@ -85,6 +87,7 @@ from engine.lowering.program import (
     WriteKV,
 )
 from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, last_uses, quantize_outputs, sums_for_norms
+from engine.lowering.segments import Segment, segments
 from engine.models.kv_scales import KVScales
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
@@ -99,13 +102,13 @@ from kernels.attention.select import SELECT_KEYS
 from kernels.attention.sparse_latent import SPARSE_LATENT
 from kernels.e4m3 import Rounded
 from kernels.embedding import EMBEDDING
-from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.schedule import EXPERT_SCHEDULE, tile_rows
 from kernels.experts.sum import EXPERT_SUM
 from kernels.head_matmul import HEAD_MATMUL
 from kernels.index_kv import INDEX_KV
+from kernels.integers import multiply_experts
 from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
 from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV, NormKind
@@ -201,16 +204,19 @@ class FusedModel:
         scales = scales or KVScales((1.0,) * layers, (1.0,) * layers)
         self.scales = list(zip(scales.k, scales.v, strict=True))
         self.reduced_by_norm: set[int] = set()
+        # Launches on `meta` tensors are recorded to compile Triton's kernels, and torch.compile takes part in none.
+        compiles = text_model.torch_compile and text_model.device.type != "meta"
+        self.compiler: SegmentCompiler[_Run] | None = SegmentCompiler(_EXECUTOR) if compiles else None
         self._ops = self._fused(self.program.ops, self.program.out, self.program.kept, *self.program.routes)
         self._encoder_ops = None
         if self.program.encoder_out is not None:
             self._encoder_ops = self._fused(self.program.encoder, self.program.encoder_out)
 
-    def _fused(self, ops: Sequence[Op], *out: Value | None) -> list[tuple[Op, tuple[str, ...]]]:
+    def _fused(self, ops: Sequence[Op], *out: Value | None) -> tuple[Segment, ...]:
         """Return the operations that are launched, each with the buffers that nothing reads afterwards."""
         fused = quantize_outputs(fuse_add_normalize(fuse_prepare_kv(ops, norms=True)), self._quantizes)
         self.reduced_by_norm |= sums_for_norms(fused)
-        return list(zip(fused, last_uses(fused, *out), strict=True))
+        return segments(fused, last_uses(fused, *out), "triton")
 
     def scheduled_heads(self, kv_heads: int) -> int:
         """Return the heads for which decode attention divides its work."""
@@ -327,18 +333,22 @@ class _Run:
         assert step.first is not None, "recurrent layers need the positions of the rows"
         return step.query_start, step.slot, step.first
 
-    def execute(self, ops: Sequence[tuple[Op, tuple[str, ...]]]) -> "_Run":
-        for op, unused in ops:
-            FUNCTIONS[type(op)](op, self)
-            for name in unused:
-                self.values.pop(name, None)
+    def execute(self, divided: Sequence[Segment]) -> "_Run":
+        if self.model.compiler is not None:
+            self.model.compiler.execute(divided, self)
+            return self
+        for segment in divided:
+            for op, unused in zip(segment.ops, segment.unused, strict=True):
+                FUNCTIONS[type(op)](op, self)
+                for name in unused:
+                    self.values.pop(name, None)
         return self
 
 
 def _keep(op: Keep, run: _Run) -> None:
     x = run[op.x]
     if op.y.value.name not in run.values:
-        run[op.y.value] = x.new_empty(len(x), op.y.value.width)
+        run[op.y.value] = x.new_empty(x.shape[0], op.y.value.width)
     run.columns(op.y).copy_(x)
 
 
@@ -661,8 +671,7 @@ def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     scales = None if op.weights is None else run[op.weights]
     rest = routes.pairs, routes.tiles, k, routes.rows, bias, scales
     if (one := stack.integers) is not None:
-        numbers = one.values, one.scales, one.zeros, one.bits, one.group
-        y = INTEGER_EXPERT_MATMUL(run[op.x], *numbers, *rest)
+        y = multiply_experts(one, run[op.x], *rest)
     elif stack.fp8 is not None:
         products = run.model.fp8
         assert products is not None, "fp8 weights need kernels that multiply by them"
@@ -698,7 +707,7 @@ def _stream(op: StreamOp, run: _Run) -> None:
 
 def _pad_values(op: PadValues, run: _Run) -> None:
     x = run[op.x]
-    run[op.y] = pad_values(op, x, x.new_empty(len(x), op.y.width))
+    run[op.y] = pad_values(op, x, x.new_empty(x.shape[0], op.y.width))
 
 
 def _cut_heads(op: CutHeads, run: _Run) -> None:
@@ -801,6 +810,20 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     GatedNorm: _gated_norm,
     GatedRecurrence: _gated_recurrence,
 }
+
+
+def _step_inputs(run: _Run) -> dict[str, Tensor]:
+    """Return the positions, which compiled segments read in addition to buffers and weights."""
+    return {"positions": run.step.positions}
+
+
+def _bind(run: _Run, values: dict[str, Any], inputs: dict[str, Tensor]) -> _Run:
+    bound = copy.copy(run)
+    bound.values, bound.step = values, replace(run.step, positions=inputs["positions"])
+    return bound
+
+
+_EXECUTOR: Executor[_Run] = Executor(FUNCTIONS, _step_inputs, _bind)
 
 
 def fused_norm(layer: NormLayer, x: Tensor) -> Tensor:

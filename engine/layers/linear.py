@@ -174,10 +174,13 @@ class ExpertStack:
         several formats."""
         if self.integers is None:
             values, scales = (one.new_empty((self._count, *one.shape)) for one in (matrix.values, matrix.scales))
-            self.integers = replace(matrix, values=values, scales=scales, zeros=None)
+            static = None if matrix.static_scale is None else matrix.static_scale.new_empty(self._count)
+            self.integers = replace(matrix, values=values, scales=scales, zeros=None, static_scale=static)
         stack = self.integers
-        if matrix.order is not None or any(
-            getattr(stack, name) != getattr(matrix, name) for name in ("bits", "group", "inputs")
+        if (
+            matrix.order is not None
+            or any(getattr(stack, name) != getattr(matrix, name) for name in ("bits", "group", "inputs", "rounds"))
+            or (stack.static_scale is None) != (matrix.static_scale is None)
         ):
             raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
         if matrix.zeros is not None and stack.zeros is None:
@@ -187,8 +190,11 @@ class ExpertStack:
         stack.scales[number] = matrix.scales
         if stack.zeros is not None and matrix.zeros is not None:
             stack.zeros[number] = matrix.zeros
-        zeros = None if stack.zeros is None else stack.zeros[number]
-        return replace(stack, values=stack.values[number], scales=stack.scales[number], zeros=zeros)
+        zeros, static = None if stack.zeros is None else stack.zeros[number], None
+        if stack.static_scale is not None and matrix.static_scale is not None:
+            static = stack.static_scale[number : number + 1].copy_(matrix.static_scale)
+        own = {"values": stack.values[number], "scales": stack.scales[number], "zeros": zeros}
+        return replace(stack, **own, static_scale=static)
 
     def place_bias(self, number: int, matrix: Slots, target: Target) -> Tensor:
         """Return the memory of one bias, [rows], to be filled."""

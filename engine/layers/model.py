@@ -88,12 +88,14 @@ class TextModel:
         embedding: EmbeddingBits = "stored",
         shared: Vocabulary | None = None,
         routes: bool = False,
+        torch_compile: bool = False,
     ) -> None:
         """team: threads of the compiled kernels, which run float32 steps on a CPU; several ranks must share memory.
         shared: loaded tables of the model that this one drafts for.
         bits, group, head, embedding: format to which matrices, the head and the embedding are quantized.
         invariant, stacked, fp8: see Target.
-        routes: keep the selected experts of each step (`routes_of_step`)."""
+        routes: keep the selected experts of each step (`routes_of_step`). torch_compile: compile the operations of
+        torch with torch.compile (engine/lowering/segments.py)."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
         of_head = head_bits(bits, head)
@@ -135,7 +137,9 @@ class TextModel:
         )
         self._world = world
         self.adapters = NO_ADAPTERS
-        self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype)
+        self.torch_compile = torch_compile
+        of_torch = torch_compile and executor == "torch"
+        self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype, torch_compile=of_torch)
 
     @property
     def weight_bytes(self) -> int:

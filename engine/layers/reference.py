@@ -1,7 +1,7 @@
 """Executor of a program with torch: one short function per operation. It is the reference of the other executors."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -19,6 +19,7 @@ from engine.layers.query_scale import query_factors
 from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
 from engine.layers.streams import computed
+from engine.layers.torch_compile import Executor, SegmentCompiler
 from engine.layers.values import pad_values
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.program import (
@@ -80,6 +81,7 @@ from engine.lowering.program import (
     WriteKV,
 )
 from engine.lowering.rewrites import last_uses
+from engine.lowering.segments import Segment, segments
 from kernels.activation import function, gated
 from kernels.attention.encoder_torch import encoder_attention
 from kernels.experts.routes import route
@@ -126,9 +128,19 @@ class ReferenceExecutor:
     kept_states: Tensor | None = None  # of the last step, see `TextModel.kept_states`
 
     def __init__(
-        self, program: Program, weights: LoadedWeights, world: World, layout: Layout, dtype: torch.dtype
+        self,
+        program: Program,
+        weights: LoadedWeights,
+        world: World,
+        layout: Layout,
+        dtype: torch.dtype,
+        *,
+        torch_compile: bool = False,
     ) -> None:
+        """torch_compile: compile segments of the program with torch.compile."""
         self.program, self.layout = program, layout
+        self.compiler = SegmentCompiler(_EXECUTOR) if torch_compile else None
+        self._segments: tuple[tuple[Segment, ...], tuple[Segment, ...]] | None = None
         self.routes: Tensor | None = None  # [tokens, experts of all layers] of the last step, if the program keeps them
         self._unused = last_uses(program.ops, program.out, program.kept, *program.routes)
         self._encoder_unused = last_uses(program.encoder, program.encoder_out or program.out)
@@ -146,16 +158,37 @@ class ReferenceExecutor:
             inputs = batch.encoder_inputs
             alone = Step(step.pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
             reading = Run(*self._parts, alone, inputs.ids, inputs.positions, spectrograms=inputs.spectrograms)
-            execute(program.encoder, reading, self._encoder_unused)
+            self._execute(reading, encoder=True)
         inputs_of = batch.ids, batch.positions, batch.segments, batch.adapters
         run = Run(*self._parts, step, *inputs_of, loaded=self.adapters, media=batch.media, states=batch.states)
         run.read_again = self._read_again
-        execute(program.ops, run, self._unused)
+        self._execute(run, encoder=False)
         if program.kept is not None:
             self.kept_states = run[program.kept]
         if program.routes:
             self.routes = torch.cat([run[value] for value in program.routes], 1)
         return run[program.out]
+
+    def _execute(self, run: Run, *, encoder: bool) -> None:
+        if self.compiler is not None:
+            self.compiler.execute(self._divided()[encoder], run)
+        elif encoder:
+            execute(self.program.encoder, run, self._encoder_unused)
+        else:
+            execute(self.program.ops, run, self._unused)
+
+    def _divided(self) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+        """Return the segments of the program and of its encoder. Adapters are known only after `__init__`."""
+        if self._segments is None:
+
+            def has_adapters(op: Op) -> bool:
+                return isinstance(op, Linear) and self.adapters.layer(op.weight.name) is not None
+
+            self._segments = (
+                segments(self.program.ops, self._unused, "torch", has_adapters),
+                segments(self.program.encoder, self._encoder_unused, "torch"),
+            )
+        return self._segments
 
 
 def execute(ops: Sequence[Op], run: Run, unused: Sequence[Sequence[str]] = ()) -> None:
@@ -173,7 +206,7 @@ def _input(op: Input, run: Run) -> None:
 def _keep(op: Keep, run: Run) -> None:
     if op.y.value.name not in run.values:
         x = run[op.x]
-        run[op.y.value] = x.new_empty(len(x), op.y.value.width)
+        run[op.y.value] = x.new_empty(x.shape[0], op.y.value.width)
     _columns(op.y, run).copy_(run[op.x])
 
 
@@ -448,7 +481,7 @@ def _stream(op: StreamOp, run: Run) -> None:
 
 def _pad_values(op: PadValues, run: Run) -> None:
     x = run[op.x]
-    run[op.y] = pad_values(op, x, x.new_empty(len(x), op.y.width))
+    run[op.y] = pad_values(op, x, x.new_empty(x.shape[0], op.y.width))
 
 
 def _cut_heads(op: CutHeads, run: Run) -> None:
@@ -569,3 +602,19 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     GatedRecurrence: _gated_recurrence,
     AddNormalize: _add_normalize,
 }
+
+
+def _step_inputs(run: Run) -> dict[str, Tensor]:
+    """Return positions and angles, which compiled segments read in addition to buffers and weights."""
+    found = {"positions": run.positions}
+    for number, (cos, sin) in enumerate(run.step.angles.values()):
+        found |= {f"cos {number}": cos, f"sin {number}": sin}
+    return found
+
+
+def _bind(run: Run, values: dict[str, Tensor], inputs: dict[str, Tensor]) -> Run:
+    angles = {rope: (inputs[f"cos {number}"], inputs[f"sin {number}"]) for number, rope in enumerate(run.step.angles)}
+    return replace(run, values=values, positions=inputs["positions"], step=replace(run.step, angles=angles))
+
+
+_EXECUTOR: Executor[Run] = Executor(FUNCTIONS, _step_inputs, _bind)

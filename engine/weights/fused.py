@@ -101,7 +101,11 @@ def _joined(names: Sequence[str], pieces: Sequence[Integers]) -> Integers:
             "kernels do not support; set hardware.kernels to torch"
         )
     if not isinstance(first, Int4Weight):
-        return Int8Weight(values, scales, first.group, first.order)
+        eights = [piece for piece in pieces if isinstance(piece, Int8Weight)]
+        static = [piece.static_scale for piece in eights if piece.static_scale is not None]
+        # One scale for all sources, because they read the same rows: the largest one.
+        static_scale = torch.cat(static).amax().view(1) if static else None
+        return Int8Weight(values, scales, first.group, first.order, eights[0].rounds, static_scale)
     fours = [piece for piece in pieces if isinstance(piece, Int4Weight)]
     has_zeros = any(piece.zeros is not None for piece in fours)
     zeros = torch.cat([_zeros_of(piece) for piece in fours]) if has_zeros else None

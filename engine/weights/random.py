@@ -68,7 +68,8 @@ class RandomWeights:
             draw = torch.Generator(self._device).manual_seed(zlib.crc32(path.encode()))
             values = torch.randint(low, high, shape, generator=draw, device=self._device).to(dtype)
         if not four:
-            return Int8Weight(values, scales, group, order)
+            static = torch.full((1,), 0.05, device=self._device) if native.inputs == "static" else None
+            return Int8Weight(values, scales, group, order, native.inputs is not None, static)
         zeros = torch.full(scaled, MIDDLE, dtype=torch.uint8, device=self._device) if native.zeros else None
         return Int4Weight(values, scales, zeros, group, order)
 

@@ -26,6 +26,8 @@ from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
+from engine.layers.torch_compile import ModuleCompiler
+from engine.layers.torch_compile import set_up as set_up_torch_compile
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import adapters_problem
 from engine.lowering.lower import lower
@@ -190,6 +192,8 @@ def _built(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(config.hardware.threads)
+    if config.hardware.torch_compile:
+        set_up_torch_compile(config, device)
     torch.set_float32_matmul_precision("highest" if _is_bf16(config) else config.hardware.matmul_precision)
     seconds: dict[str, float] = {}
     on_memory("starting", memory_in_use(device))
@@ -296,7 +300,7 @@ def _built(
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
         ahead.wait()
-        compiling = config.hardware.kernels == "triton" and not interpreted()
+        compiling = (config.hardware.kernels == "triton" and not interpreted()) or config.hardware.torch_compile
         for plan in warm(checkpoint, form, config, compiling=compiling):
             worker.start(plan, {}).result()
     if isinstance(runner, DeviceRunner) and config.hardware.graph_sizes:
@@ -394,6 +398,11 @@ def _team(config: EngineConfig) -> Team | None:
         raise ConfigError(
             f"kernels={hardware.kernels}: supported is float32 on a CPU, not {config.model.dtype} on {hardware.device}"
         )
+    if hardware.torch_compile:
+        raise ConfigError(
+            f"hardware.torch_compile: {hardware.kernels} kernels execute all operations; set it to false, or "
+            "hardware.kernels to torch"
+        )
     try:
         return Team(hardware.kernels, hardware.threads, hardware.cpus, bf16=_is_bf16(config))
     except MissingKernels as error:
@@ -424,6 +433,11 @@ def _check_pages(config: EngineConfig) -> None:
 
 
 def _check_kernels(config: EngineConfig) -> None:
+    if config.hardware.torch_compile and (config.hardware.batch_invariant or config.parallelism.tensor > 1):
+        raise ConfigError(
+            "hardware.torch_compile: compiled sums depend on the number of tokens, and programs of several ranks are "
+            "not compiled; set it to false, or batch_invariant to false and tensor to 1"
+        )
     if config.hardware.kernels == "torch":
         if config.hardware.batch_invariant:
             raise ConfigError("invariant: the sums of torch kernels depend on the batch size; set kernels to triton")
@@ -475,7 +489,8 @@ def _loaded(
 ) -> tuple[TextModel | ForeignModel, AdapterStore | None]:
     if checkpoint.model.foreign is not None:
         load_meta_operations()
-        foreign_model = ForeignModel(checkpoint.model, form, DTYPES[config.model.dtype], device)
+        compiler = ModuleCompiler() if config.hardware.torch_compile else None
+        foreign_model = ForeignModel(checkpoint.model, form, DTYPES[config.model.dtype], device, compiler=compiler)
         if config.model.load == "random":
             foreign_model.fill_random(checkpoint)
         else:
@@ -517,6 +532,7 @@ def _text_model(
         embedding=config.quantization.embedding,
         shared=shared,
         routes=config.return_routed_experts,
+        torch_compile=config.hardware.torch_compile,
     )
 
 

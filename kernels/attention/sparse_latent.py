@@ -3,8 +3,10 @@
 
     out[t, h] = softmax(scale · q[t, h] kᵀ) k[:, : rank]
 
-A program has up to 16 heads of a token, and reads its keys in the order of their positions. Rows with one token and
-with several take the same path.
+A program has up to 16 heads of a token, and reads its keys in the order of their positions, in splits of 128 or 256
+keys. If a step has fewer programs than run at the same time, each split is a program, and a second launch adds them up
+in the same order: the result of a token is the same in every step, bit for bit. Rows with one token and with several
+take the same path.
 """
 
 from collections.abc import Sequence
@@ -13,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.common import LOG2_E, check_heads, final_factor, softmax_weights
+from kernels.attention.common import LOG2_E, add_scaled, check_heads, final_factor, softmax_weights
 from kernels.attention.latent import check_latents, kernel_sizes, latent_settings, load_queries
 from kernels.attention.select import page_inputs, single_row_of
-from kernels.jit import jit, launch, tl
+from kernels.jit import jit, launch, power_of_2, resident_programs, tl
 from kernels.op import Args, Case, Make, Op
 
 HEADS_AT_ONCE = 16
@@ -48,6 +50,56 @@ def _reference(
     return (out,)
 
 
+@jit
+def _attend_selected(
+    q_latent,
+    q_key,
+    pages,
+    line,
+    chosen,
+    start,
+    stop,
+    layer,
+    scale,
+    LAYERS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    DIM: tl.constexpr,
+    RANK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Attend to the selected keys from number `start` to `stop` → sums of weighted latents, the largest score, and the
+    sum of weights (kernels/attention/common.py). chosen: pointer to the token's positions."""
+    GROUP: tl.constexpr = q_latent.shape[0]
+    at, at_key = tl.arange(0, q_latent.shape[1]), tl.arange(0, q_key.shape[1])
+    part = tl.zeros([GROUP, q_latent.shape[1]], tl.float32)
+    top = tl.full([GROUP], -1.0e30, tl.float32)
+    weights = tl.zeros([GROUP, TILE], tl.float32)  # summed over the tiles, and over their keys at the end
+    for tile in range(start, stop, TILE):
+        number = tile + tl.arange(0, TILE)
+        seen = number < stop
+        position = tl.load(chosen + number, seen, 0)
+        block = tl.load(line + position // BLOCK_TOKENS, seen, 0).to(tl.int64)
+        place = pages + ((block * LAYERS + layer) * BLOCK_TOKENS + position % BLOCK_TOKENS) * DIM
+        latent = tl.load(place[:, None] + at[None, :], seen[:, None] & (at < RANK)[None, :], 0.0)
+        rotated = tl.load(place[:, None] + RANK + at_key[None, :], seen[:, None] & (at_key < DIM - RANK)[None, :], 0.0)
+        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(q_key, tl.trans(rotated), scores, input_precision="ieee")
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        weight, top, fade = softmax_weights(scores, top, scale, False)
+        weights = tl.fma(weights, fade[:, None], weight)
+        part = tl.dot(weight.to(latent.dtype), latent, part * fade[:, None], input_precision="ieee")
+    return part, top, tl.sum(weights, 1)
+
+
+@jit
+def _joined(acc, top, total, part, part_top, part_total):
+    """Return the state of a softmax with that of a further split."""
+    best = tl.maximum(top, part_top)
+    keep = tl.exp2(top - best)
+    add = tl.exp2(part_top - best)
+    return add_scaled(acc, keep, part, add), best, tl.fma(total, keep, part_total * add)
+
+
 @jit(varying=("layer", "rows", "table_row"))
 def sparse_latent_kernel(
     q,
@@ -58,6 +110,8 @@ def sparse_latent_kernel(
     lengths,
     selected,
     out,
+    sums,
+    stats,
     layer,
     rows,
     q_row,
@@ -74,8 +128,10 @@ def sparse_latent_kernel(
     WIDE: tl.constexpr,
     KEY: tl.constexpr,
     TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DIVIDED: tl.constexpr,
 ):
-    """One program for each token and block of heads."""
+    """One program for each token and block of heads, and with DIVIDED for each split of the keys."""
     token = tl.program_id(1)
     low = 0
     high = rows
@@ -86,35 +142,85 @@ def sparse_latent_kernel(
         else:
             high = middle
     row_end = tl.load(query_start + low + 1)
-    if token < row_end:
-        keys = tl.minimum(tl.load(lengths + low) - (row_end - 1 - token), TOP_K)
+    keys = tl.minimum(tl.load(lengths + low) - (row_end - 1 - token), TOP_K)
+    first = tl.program_id(2) * SPLIT
+    if (token < row_end) & (first < keys):
         line = table + tl.load(slot + low).to(tl.int64) * table_row
         heads = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
         at_token = token.to(tl.int64)
         q_latent, q_key = load_queries(q + at_token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
-        at, at_key = tl.arange(0, WIDE), tl.arange(0, KEY)
-        part = tl.zeros([GROUP, WIDE], tl.float32)
+        chosen = selected + at_token * TOP_K
+        end = keys
+        if DIVIDED:
+            end = tl.minimum(first + SPLIT, keys)
+        acc = tl.zeros([GROUP, WIDE], tl.float32)
         top = tl.full([GROUP], -1.0e30, tl.float32)
-        weights = tl.zeros([GROUP, TILE], tl.float32)  # summed over the tiles, and over their keys at the end
-        for tile in range(0, keys, TILE):
-            number = tile + tl.arange(0, TILE)
-            seen = number < keys
-            position = tl.load(selected + at_token * TOP_K + number, seen, 0)
-            block = tl.load(line + position // BLOCK_TOKENS, seen, 0).to(tl.int64)
-            place = pages + ((block * LAYERS + layer) * BLOCK_TOKENS + position % BLOCK_TOKENS) * DIM
-            latent = tl.load(place[:, None] + at[None, :], seen[:, None] & (at < RANK)[None, :], 0.0)
-            rotated_mask = seen[:, None] & (at_key < DIM - RANK)[None, :]
-            rotated = tl.load(place[:, None] + RANK + at_key[None, :], rotated_mask, 0.0)
-            scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
-            scores = tl.dot(q_key, tl.trans(rotated), scores, input_precision="ieee")
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            weight, top, fade = softmax_weights(scores, top, scale, False)
-            weights = tl.fma(weights, fade[:, None], weight)
-            part = tl.dot(weight.to(latent.dtype), latent, part * fade[:, None], input_precision="ieee")
-        factor = final_factor(top, tl.sum(weights, 1), 0.0, 1.0, False)[:, None]
-        mask = (heads < HEADS)[:, None] & (at < RANK)[None, :]
-        spot = heads[:, None] * RANK + at[None, :]
-        tl.store(out + at_token * out_row + spot, (part * factor).to(out.dtype.element_ty), mask)
+        total = tl.zeros([GROUP], tl.float32)
+        for start in range(first, end, SPLIT):
+            stop = tl.minimum(start + SPLIT, end)
+            part, part_top, part_total = _attend_selected(
+                q_latent, q_key, pages, line, chosen, start, stop, layer, scale, LAYERS, BLOCK_TOKENS, DIM, RANK, TILE
+            )
+            acc, top, total = _joined(acc, top, total, part, part_top, part_total)
+        live = heads < HEADS
+        mask = live[:, None] & (tl.arange(0, WIDE) < RANK)[None, :]
+        spot = heads[:, None] * RANK + tl.arange(0, WIDE)[None, :]
+        if DIVIDED and keys > SPLIT:
+            item = at_token * tl.num_programs(2) + tl.program_id(2)
+            tl.store(sums + item * (HEADS * RANK) + spot, acc, mask)
+            tl.store(stats + item * (2 * HEADS) + heads, top, live)
+            tl.store(stats + item * (2 * HEADS) + HEADS + heads, total, live)
+        else:
+            factor = final_factor(top, total, 0.0, 1.0, False)[:, None]
+            tl.store(out + at_token * out_row + spot, (acc * factor).to(out.dtype.element_ty), mask)
+
+
+@jit(varying=("rows",))
+def sparse_reduce_kernel(
+    query_start,
+    lengths,
+    out,
+    sums,
+    stats,
+    rows,
+    out_row,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Add up the splits of one head of a token, in the order of their keys."""
+    token = tl.program_id(1)
+    low = 0
+    high = rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) <= token:
+            low = middle
+        else:
+            high = middle
+    row_end = tl.load(query_start + low + 1)
+    keys = tl.minimum(tl.load(lengths + low) - (row_end - 1 - token), TOP_K)
+    if (token < row_end) & (keys > SPLIT):
+        at, head, at_token = tl.arange(0, WIDE), tl.program_id(0), token.to(tl.int64)
+        acc = tl.zeros([1, WIDE], tl.float32)
+        top = tl.full([1], -1.0e30, tl.float32)
+        total = tl.zeros([1], tl.float32)
+        for number in range(0, (keys + SPLIT - 1) // SPLIT):
+            item = at_token * SPLITS + number
+            part = tl.load(sums + item * (HEADS * RANK) + head * RANK + at, at < RANK, 0.0)[None, :]
+            at_stats = stats + item * (2 * HEADS) + head + tl.arange(0, 1)
+            acc, top, total = _joined(acc, top, total, part, tl.load(at_stats), tl.load(at_stats + HEADS))
+        found = acc * final_factor(top, total, 0.0, 1.0, False)[:, None]
+        spot = out + at_token * out_row + head * RANK + at
+        tl.store(spot[None, :], found.to(out.dtype.element_ty), (at < RANK)[None, :])
+
+
+def _split(heads: int) -> int:
+    """Return the keys of a split. It depends on the model alone, so the sums of a token are the same in every step."""
+    return 256 if heads > 2 * HEADS_AT_ONCE else 128
 
 
 def _triton(
@@ -132,10 +238,18 @@ def _triton(
     check_latents(q, pages, out)
     if not selected.is_contiguous():
         raise ValueError("selected: must be contiguous")
-    chosen = latent_settings("sparse_latent", q, out, HEADS_AT_ONCE)
+    tokens, heads, _ = q.shape
+    top_k, rank = selected.shape[1], out.shape[2]
+    chosen, split = latent_settings("sparse_latent", q, out, HEADS_AT_ONCE), _split(heads)
+    blocks, splits = -(-heads // HEADS_AT_ONCE) if len(lengths) else 0, -(-top_k // split)
+    divided = splits > 1 and tokens * blocks < resident_programs(q.device, 1)
+    items = tokens * splits if divided else 0
+    sums = torch.empty((items, heads, rank), dtype=torch.float32, device=q.device)
+    stats = torch.empty((items, 2, heads), dtype=torch.float32, device=q.device)
+    rows, out_row = lengths.shape[0], check_heads(out, "out")
     launch(
         sparse_latent_kernel,
-        (-(-q.shape[1] // HEADS_AT_ONCE) if len(lengths) else 0, q.shape[0]),
+        (blocks, tokens, splits if divided else 1),
         q,
         pages,
         table,
@@ -144,18 +258,39 @@ def _triton(
         lengths,
         selected,
         out,
+        sums,
+        stats,
         layer,
-        lengths.shape[0],
+        rows,
         check_heads(q, "q"),
-        check_heads(out, "out"),
+        out_row,
         table.stride(0),
         scale * LOG2_E,
         **kernel_sizes(q, pages, out, HEADS_AT_ONCE),
-        TOP_K=selected.shape[1],
+        TOP_K=top_k,
         TILE=chosen["tile"],
+        SPLIT=split,
+        DIVIDED=divided,
         warps=chosen["warps"],
         stages=chosen["stages"],
     )
+    if divided:
+        sizes = {"HEADS": heads, "RANK": rank, "TOP_K": top_k, "WIDE": power_of_2(rank)}
+        launch(
+            sparse_reduce_kernel,
+            (heads if len(lengths) else 0, tokens),
+            query_start,
+            lengths,
+            out,
+            sums,
+            stats,
+            rows,
+            out_row,
+            **sizes,
+            SPLIT=split,
+            SPLITS=splits,
+            warps=4,
+        )
     return (out,)
 
 
@@ -208,7 +343,10 @@ SPARSE_LATENT = Op(
         Case("mixed", SMALL | {"rows": ((1, 37), (3, 9), (0, 0), (5, 70), (1, 6), (4, 4)), "heads": 18}),
         Case("many", SMALL | {"rows": ((1, 300), (2, 90)), "top_k": 81, "block_tokens": 16}),
         Case("odd", {"rows": ((3, 50), (1, 17)), "heads": 5, "rank": 19, "key": 6, "top_k": 1}),
+        Case("divided", SMALL | {"rows": ((1, 700),), "top_k": 300, "block_tokens": 16}),
+        Case("splits", SMALL | {"rows": ((1, 700), (3, 131), (1, 129)), "top_k": 300, "heads": 18}),
         Case("empty", SMALL | {"rows": ()}),
+        Case("1x65536", DEEPSEEK | {"rows": ((1, 65536),)}, bench=True),
         Case("64x8192", DEEPSEEK | {"rows": ((1, 8192),) * 64}, bench=True),
         Case("1024-of-8192-glm", DEEPSEEK | {"rows": ((1024, 8192),), "heads": 64}, bench=True),
     ),

@@ -120,6 +120,21 @@ def test_representatives_launch_every_kernel_of_the_bench_cases():
         assert kernels[0] == kernels[1] and len(chosen) < len(every)
 
 
+OTHER_TRITONS = sorted((ROOT / ".venv").glob("triton-*"))  # `make kernels` installs them
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not OTHER_TRITONS, reason="no other release of Triton: make kernels installs one")
+@pytest.mark.parametrize("folder", OTHER_TRITONS, ids=lambda folder: folder.name)
+def test_kernels_that_spilled_with_another_triton_compile(folder, compiled):
+    """`make kernels` compiles all of them."""
+    ops = ("--op", "rope_angles", "sample", "--case", "decode-256x64", "greedy-256x", "top_p-256x")
+    paths = os.pathsep.join([str(folder), str(ROOT)])
+    done = report("--check", *ops, "--target", "sm_90", PYTHONPATH=paths, TRITON_CACHE_DIR=str(compiled))
+    assert done.returncode == 0 and "0 faults" in done.stdout, done.stdout[-4000:] + done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_matrix_instructions_of_a_kernel_are_reported(compiled):

@@ -79,6 +79,11 @@ class Hardware(Section):
     )
     """Precision of float32 products: highest is exact; with torch, high is TF32 and medium is bfloat16, if supported;
     bfloat16 needs compiled kernels for AMX or AVX-512 BF16."""
+    torch_compile: bool = declare(
+        False, effect=Effect("engine", outputs="rounding", graphs=True), target="engine.hardware.torch_compile"
+    )
+    """Compile operations of torch with torch.compile: all that torch kernels execute, or those without a Triton kernel;
+    the first start takes longer. On a CPU it needs a C++ compiler."""
     graphs: bool | Auto = declare("auto", effect=Effect("engine", outputs="rounding", graphs=True, memory=True))
     """Capture decode steps as CUDA graphs at start; auto does so for generating models with Triton kernels, which are
     required."""

@@ -20,6 +20,7 @@ READERS = {
     "appliance/security/keys.py",  # the variable that a secret names
     "appliance/server/process.py",  # OpenTelemetry's variables
     "appliance/supervisor/exec_program.py",  # passes it on to a program
+    "engine/layers/torch_compile.py",  # sets the folder in which torch keeps programs
 }
 SWITCH = Variable("OFFLINE", "switch", "Fetch nothing.")
 WORD = Variable("MODE", "word", "How.", "highest", ("highest", "high", "medium"))

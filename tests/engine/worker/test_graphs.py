@@ -1,6 +1,7 @@
 """Tests of captured steps: choice of the graph size, memory budget, output buffers."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from engine.api.messages import Sampling
 from engine.arguments import engine_config
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.layers.model import make_pages
+from engine.worker import precompile
 from engine.worker.graphs import Graphs, recorder_of
 from engine.worker.precompile import parts_on
 from kernels.fp8 import products_of
-from kernels.jit import interpreted
+from kernels.jit import interpreted, recorded
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -188,6 +190,46 @@ def test_captured_steps_leave_their_outputs_in_shared_buffers_of_the_planned_siz
     assert decode[8].logits.isfinite().all() and decode[8].logits.any()
     planned = planned_graphs(model, sizes=(1, 4, 8), mixed=(4, 16), element_bytes=4)
     assert 8 * (500 * 4 + 32 * 4) + 16 * 32 * 4 < taken <= sum(step.value for step in planned)
+
+
+def expert_config(path, *, routes):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    names = {"architectures": ["Qwen3MoeForCausalLM"]}
+    transformers.Qwen3MoeConfig(vocab_size=500, **names, **sizes, **heads, **experts).save_pretrained(path)
+    return engine_config(
+        model=str(path), kv_bytes=1 << 20, max_context=64, max_step_tokens=32, max_running=8, block_tokens=16,
+        kernels="triton", invariant=True, load="random", return_routed_experts=routes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("routes", "kept"), [(True, ()), (False, (0, 2)), (True, (1,))])
+def test_outputs_that_only_some_models_have_are_planned(tmp_path, monkeypatch, routes, kept):
+    """Compare the plan with the outputs of captured steps on `meta` tensors, whose launches are recorded."""
+    read = precompile.read_checkpoint
+
+    def reading(*arguments, **options):
+        found = read(*arguments, **options)
+        return replace(found, model=replace(found.model, kept_layers=kept))
+
+    monkeypatch.setattr(precompile, "read_checkpoint", reading)
+    config = expert_config(tmp_path, routes=routes)
+    parts, model = parts_on(torch.device("meta"), config, products_of(None, invariant=True))
+    runner = parts.runner(make_pages(parts.layout, 12, torch.float32, torch.device("meta")), (1, 8), (16,))
+    with recorded(), torch.inference_mode():
+        decode, mixed = runner._decode(8), runner._mixed(16)
+    assert (decode.routes is not None, decode.kept is not None) == (routes, bool(kept))
+    own = [sum(one.nbytes for one in (out.routes, out.kept) if one is not None) for out in (decode, mixed)]
+    plans = [
+        sum(step.value for step in planned_graphs(model, sizes=(1, 8), mixed=(16,), element_bytes=4, routes=one))
+        for one in (routes, False)
+    ]
+    plain = sum(
+        step.value
+        for step in planned_graphs(replace(model, kept_layers=()), sizes=(1, 8), mixed=(16,), element_bytes=4)
+    )
+    assert plans[0] - plain >= 2 * sum(own) > 0 and (plans[0] > plans[1]) == routes
 
 
 # Seeds, truncation and a processor: sampled in the graph, and after it.
