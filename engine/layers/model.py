@@ -130,7 +130,7 @@ class TextModel:
         self.draft_head = (
             None if projection is None or model.head is None else DraftHead(projection, model.head.ids, self.target)
         )
-        self._world = world
+        self.world = world
         self.adapters = NO_ADAPTERS
         self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype)
 
@@ -144,11 +144,11 @@ class TextModel:
         """Load LoRA adapters, before the weights. Rows select them by number. Raises CheckpointError for an adapter of
         another model, ConfigError for a model without adapters."""
         fitted = fitted_adapters(self.model, adapters)
-        stacks = adapter_stacks(self.program, fitted, self._world.size)
+        stacks = adapter_stacks(self.program, fitted, self.world.size)
         fused = self.target.executor == "triton"
         if fused:
             check_groups(stacks)
-        self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device, fused=fused)
+        self.adapters = load_adapters(fitted, stacks, self.world, self.dtype, self.device, fused=fused)
         self._reference.adapters = self.adapters
 
     @torch.inference_mode()
@@ -161,13 +161,13 @@ class TextModel:
         for adapter in adapters:
             check_ranks(adapter, max_rank)
         fitted = fitted_adapters(self.model, adapters)
-        stacks = slot_stacks(self.program, num_slots, max_rank, self._world.size)
+        stacks = slot_stacks(self.program, num_slots, max_rank, self.world.size)
         fused = self.target.executor == "triton"
         if fused:
             check_groups(stacks)
-        empty = empty_adapters(stacks, self._world, self.dtype, self.device, fused=fused)
+        empty = empty_adapters(stacks, self.world, self.dtype, self.device, fused=fused)
         self.adapters = self._reference.adapters = empty
-        return AdapterSlots(self.model, stacks, self.adapters, self._world, self.dtype, fitted)
+        return AdapterSlots(self.model, stacks, self.adapters, self.world, self.dtype, fitted)
 
     @torch.inference_mode()
     def load(
@@ -233,6 +233,12 @@ class TextModel:
         """Inputs of the layers `Model.kept_layers` in the last step, [tokens, layers · hidden], valid until the next
         call. None if there are no such layers."""
         return self._reference.kept_states if self.compiled is None else self.compiled.kept_states
+
+    @property
+    def queries(self) -> Tensor | None:
+        """Queries of cross-attention of this rank's heads in the last step, [tokens, layers · heads · head_dim], in the
+        layers with alignment heads. Valid until the next call. None for other models."""
+        return self._reference.queries if self.compiled is None else self.compiled.queries
 
     def _shared_tensors(self) -> frozenset[str]:
         """Return the tensors of this model's tables that another model has loaded."""

@@ -130,7 +130,8 @@ class ReferenceExecutor:
     ) -> None:
         self.program, self.layout = program, layout
         self.routes: Tensor | None = None  # [tokens, experts of all layers] of the last step, if the program keeps them
-        self._unused = last_uses(program.ops, program.out, program.kept, *program.routes)
+        self.queries: Tensor | None = None  # of the last step, see `TextModel.queries`
+        self._unused = last_uses(program.ops, program.out, program.kept, program.queries, *program.routes)
         self._encoder_unused = last_uses(program.encoder, program.encoder_out or program.out)
         self._parts = weights, world, kv_layers(layout), dtype
         self.adapters = NO_ADAPTERS
@@ -153,6 +154,8 @@ class ReferenceExecutor:
         execute(program.ops, run, self._unused)
         if program.kept is not None:
             self.kept_states = run[program.kept]
+        if program.queries is not None:
+            self.queries = run[program.queries]
         if program.routes:
             self.routes = torch.cat([run[value] for value in program.routes], 1)
         return run[program.out]

@@ -41,6 +41,7 @@ from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
 from engine.models.text_only import has_prefix_attention, text_architecture, text_config, text_decoder
 from engine.models.values import check_values
+from engine.models.whisper import with_alignment
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -121,6 +122,8 @@ def read_checkpoint(
         model = _declared(lambda written: with_media(declared, written), written, place)
     if is_dual and model.media is not None and (task.text_only or not task.images):
         model = replace(model, media=None, unread=(*model.unread, *media_sources(model.media)))
+    if model.audio is not None:
+        model = with_alignment(model, config, generation, str(folder / "generation_config.json"))
     check_parts(model, place)
     check_values(model, place)
     if model.foreign is not None and (blocks is not None or not weights):

@@ -892,6 +892,19 @@ class Pooler:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """Heads of cross-attention whose weights follow the audio: they give the times of the tokens of a transcript."""
+
+    heads: tuple[tuple[int, int], ...]  # (block of the decoder, head), in ascending order
+    median_width: int = 7  # positions of the median filter, an odd number
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The blocks that have such heads."""
+        return tuple(dict.fromkeys(layer for layer, _ in self.heads))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Encoder:
     """Encoder of an encoder-decoder model. Its token embedding is the decoder's. An encoder of audio reads complete
     windows of `max_encoder_input` positions."""
@@ -901,6 +914,7 @@ class Encoder:
     norm: Norm | None
     max_encoder_input: int  # in tokens
     layers: str
+    alignment: Alignment | None = None  # of a speech model
 
 
 @dataclass(frozen=True, kw_only=True)
