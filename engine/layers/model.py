@@ -24,7 +24,7 @@ from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.pooler import PoolerLayer
 from engine.layers.reference import ReferenceExecutor
 from engine.layers.states import LayerStates
-from engine.layers.tower import TowerModel
+from engine.layers.tower import Towers
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import (
     adapter_stacks,
@@ -125,7 +125,7 @@ class TextModel:
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
         # Every rank computes the whole tower, with weights as stored.
         alone = replace(self.target, bits="stored", fp8=None)
-        self.tower = None if model.media is None else TowerModel(model.media, SINGLE, alone)
+        self.towers = None if model.media is None else Towers(model.media, SINGLE, alone)
         projection = state_projection(model)
         self.draft_head = (
             None if projection is None or model.head is None else DraftHead(projection, model.head.ids, self.target)
@@ -198,14 +198,14 @@ class TextModel:
             weights.release()
             if known is not None:
                 known.release()
-        if self.tower is not None:
-            self.tower.load(weights.read)
+        if self.towers is not None:
+            self.towers.load(weights.read)
             weights.release()
         if self.draft_head is not None:
             self.draft_head.load(weights.read, target)
             weights.release()
         self.memory_usage = memory_usage(
-            self.program, self.weights, self.pooler, self.adapters, self.tower, self.draft_head
+            self.program, self.weights, self.pooler, self.adapters, self.towers, self.draft_head
         )
         forgotten = wanted - weights.read_names
         assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"

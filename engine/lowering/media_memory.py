@@ -31,7 +31,13 @@ class TowerSizes:
 
 
 def tower_sizes(media: Media) -> TowerSizes:
-    """Return the sizes for an embedding. All buffers of a program are counted, although torch frees them earlier."""
+    """Return the sizes for an embedding. All buffers of a program are counted, although torch frees them earlier; those
+    of several towers are added."""
+    each = [_sizes(one) for one in media.towers]
+    return TowerSizes(max(one.patches for one in each), sum(one.elements for one in each))
+
+
+def _sizes(media: Media) -> TowerSizes:
     tower = lower_tower(media)
     joined = [math.prod(map(_rows, projector.stages)) for projector in tower.projectors]
     patches = max(joined, default=1)

@@ -776,6 +776,9 @@ class AudioEmbedding:
     table: str = "embed_positions"
     name: str = ""  # prefix of the names
     complete: bool = False  # an item is one or more complete windows, without a mask
+    chunk: int = 0
+    """Frames of a chunk, by which a spectrogram of any length is divided (Qwen2.5-Omni). The positions of a chunk attend
+    to one another, and their rows are sines and cosines. 0: one chunk of up to `frames`, with a table."""
 
     @property
     def frames(self) -> int:
@@ -1144,6 +1147,7 @@ class GridPositions:
     """Position in time of a video's frame: its number; its time in units of 1 / tokens_per_second (Qwen2.5-VL); or 0,
     as each frame is an item of its own between text tokens (Qwen3-VL)."""
     tokens_per_second: float = 1.0
+    after_time: bool = False  # the next text token continues after the largest position in time too (Qwen2.5-Omni)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1164,6 +1168,7 @@ class Media:
     these blocks of the text model (Qwen3-VL)."""
     positions: GridPositions | None = None
     tiles: Tiles | None = None
+    audio: "Media | None" = None  # tower of audio clips, beside this one for images and videos
     is_vector: bool = False
     """An item is a prompt of its own, of one token, and its only embedding is the vector of the prompt. The text model
     does not read it (CLIP)."""
@@ -1173,7 +1178,13 @@ class Media:
         """Modalities of the items that the tower reads."""
         if not isinstance(self.tower.patches, Patches):
             return ("audio",)
-        return ("image",) if self.video_token is None else ("image", "video")
+        visual: tuple[Modality, ...] = ("image",) if self.video_token is None else ("image", "video")
+        return visual if self.audio is None else (*visual, "audio")
+
+    @property
+    def towers(self) -> tuple["Media", ...]:
+        """This tower, and the one for audio clips beside it."""
+        return (self,) if self.audio is None else (self, self.audio)
 
     @property
     def width(self) -> int:

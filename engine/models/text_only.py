@@ -66,6 +66,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2_5_omni_text": ("Qwen2ForCausalLM", {}),
     "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),

@@ -112,4 +112,3 @@ def median_filter(x: Tensor, width: int) -> Tensor:
         return x
     padded = functional.pad(x.unsqueeze(0), (half, half), mode="reflect")[0]
     return padded.unfold(1, width, 1).sort(-1).values[..., half]
-
