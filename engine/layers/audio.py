@@ -11,7 +11,6 @@ from engine.layers.patches import Grid
 from engine.models.parts import AudioEmbedding, ChunkedAudio
 from engine.models.sources import join
 
-
 SPECTROGRAM = "input_features"
 """Tensor of items that are audio clips."""
 

@@ -196,6 +196,20 @@ def paligemma(folder: Path) -> Family:
     return Family(saved(model, folder), folder, types="prefix")
 
 
+def glm(folder: Path, name: str, **text: Any) -> Family:
+    inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | text
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5, "rope_theta": 10_000.0}
+    eyes = {**QWEN_EYES, "image_size": 16}
+    config = getattr(transformers, f"{name}Config")(
+        text_config=inner | {"rope_parameters": rope}, vision_config=eyes, image_token_id=IMAGE
+    )
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    return Family(saved(model, folder), folder, types="mm_token_type_ids")
+
+
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+EXPERTS |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8}
+
 FAMILIES = {
     "llava": (llava, llava_picture),
     "qwen2-vl": (
@@ -228,6 +242,8 @@ FAMILIES = {
         ),
         qwen_picture,
     ),
+    "glm-4.5v": (lambda folder: glm(folder, "Glm4vMoe", **EXPERTS), qwen_picture),
+    "glm-ocr": (lambda folder: glm(folder, "GlmOcr", head_dim=8), qwen_picture),
     "gemma3": (gemma3, lambda seed: picture((1, 3, 24, 24), 9, seed)),
     "paligemma": (paligemma, llava_picture),
 }
