@@ -109,7 +109,7 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 | `Mistral3ForConditionalGeneration` | Pixtral; squares of patches are joined | Mistral Small 3.1, Ministral 3 |
 | `PaliGemmaForConditionalGeneration` | SigLIP; one layer | PaliGemma 1 and 2 |
 | `Qwen2AudioForConditionalGeneration` | audio clips: Whisper's encoder; means of pairs of states | Qwen2-Audio |
-| `Qwen2_5OmniForConditionalGeneration` | images, videos and audio clips: Qwen2.5-VL's tower, an encoder of chunks | Qwen2.5-Omni (text replies) |
+| `Qwen2_5OmniForConditionalGeneration` | also audio: Qwen2.5-VL's tower, and an encoder of chunks | Qwen2.5-Omni |
 | `Qwen2VLForConditionalGeneration` | images and videos of any size; squares are joined | Qwen2-VL |
 | `Qwen2_5_VLForConditionalGeneration` | the same, with windows of attention | Qwen2.5-VL |
 | `Qwen3VLForConditionalGeneration` | with learned positions; features of several blocks | Qwen3-VL |

@@ -71,8 +71,9 @@ def with_towers(model: Model, *, images: bool, audio: bool) -> tuple[Model, Medi
 
 
 def placed(model: Model, names: Mapping[str, object], left_out: Media | None = None) -> Model:
-    """Return the model with the names of its tensors in a checkpoint, whose prefixes depend on the exporter. left_out: a
-    tower whose tensors are not read."""
+    """Return the model with the names of its tensors in a checkpoint, whose prefixes depend on the exporter.
+
+    left_out: a tower whose tensors are not read."""
     if not names or model.media is None:
         return model
     if any(name.startswith(THINKER) for name in names):  # beside the parts that generate speech

@@ -777,8 +777,8 @@ class AudioEmbedding:
     name: str = ""  # prefix of the names
     complete: bool = False  # an item is one or more complete windows, without a mask
     chunk: int = 0
-    """Frames of a chunk, by which a spectrogram of any length is divided (Qwen2.5-Omni). The positions of a chunk attend
-    to one another, and their rows are sines and cosines. 0: one chunk of up to `frames`, with a table."""
+    """Frames of a chunk: a spectrogram of any length is divided (Qwen2.5-Omni). The positions of a chunk attend to one
+    another, and their rows are sines and cosines. 0: one chunk of up to `frames`, with a table."""
 
     @property
     def frames(self) -> int:

@@ -1,5 +1,5 @@
-"""Qwen2.5-Omni, the part that reads media and replies with text (thinker): Qwen2.5-VL's tower for images and videos, and
-an encoder of audio in chunks.
+"""Qwen2.5-Omni, the part that reads media and replies with text (thinker): Qwen2.5-VL's tower for images and videos,
+and an encoder of audio in chunks.
 
 The text model is Qwen2 with M-RoPE. Tokens of audio have the positions of text; a second of a video has
 `position_id_per_seconds` positions. The parts that generate speech (talker, token2wav) are not read. Source:

@@ -67,8 +67,8 @@ class SpeechPlan:
         )
 
     def alignment(self, number: int, item: MediaItem, language: str, text: Sequence[int], positions: int) -> Submit:
-        """Return the sequence that aligns the text of a pass with its audio, which has this many positions. Its rows are
-        the token before each token of the text, and the last one."""
+        """Return the sequence that aligns the text of a pass with its audio, which has this many positions. The rows of
+        the alignment are the token before each token of the text, and the last one."""
         tokens = self.tokens
         begin = (tokens.start, *(group[0] for group in self._begin(language)))
         _, deadline = self.served.deadlines.resolve(self.body, self.served.arrived_s)

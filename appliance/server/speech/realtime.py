@@ -1,7 +1,8 @@
 """WebSocket /v1/realtime: transcription of audio that arrives in pieces, with OpenAI's events (docs/speech.md).
 
 A client appends PCM samples to a buffer and commits it, or the server commits it where speech ends
-(`turn_detection`). Each committed buffer is an item, whose transcript arrives in deltas and then completely. Items of a connection are transcribed in order, while the client sends further audio.
+(`turn_detection`). Each committed buffer is an item, whose transcript arrives in deltas and then completely. Items of a
+connection are transcribed in order, while the client sends further audio.
 """
 
 import asyncio

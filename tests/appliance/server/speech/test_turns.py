@@ -16,6 +16,8 @@ RATE = 16_000
 SPOKEN = ((0.6, 0.0), (1.0, 0.3), (0.8, 0.0), (0.5, 0.3), (0.7, 0.0))
 """Seconds and amplitudes: two turns, from 0.6 s to 1.6 s and from 2.4 s to 2.9 s."""
 
+USUAL = TurnDetection()
+
 
 def audio(parts: tuple[tuple[float, float], ...] = SPOKEN) -> bytes:
     noise = np.random.default_rng(1)
@@ -25,7 +27,7 @@ def audio(parts: tuple[tuple[float, float], ...] = SPOKEN) -> bytes:
     return (samples * 32_767).astype("<i2").tobytes()
 
 
-def turns(data: bytes, piece: int, settings: TurnDetection = TurnDetection(), longest: int = 10**9) -> list[Turn]:
+def turns(data: bytes, piece: int, settings: TurnDetection = USUAL, longest: int = 10**9) -> list[Turn]:
     detector = TurnDetector(settings, RATE, longest)
     return [turn for at in range(0, len(data), piece) for turn in detector.feed(data[at : at + piece])]
 

@@ -92,7 +92,10 @@ def times_of(whisper: Whisper, samples: np.ndarray, tokens: list[int]) -> list[f
 def expected_words(whisper: Whisper, tokens: list[int], times: list[float]) -> list[dict[str, Any]]:
     words, _, places = _combine_tokens_into_words(Words(whisper), tokens, "english")
     return [
-        {"word": word.strip(), **{end: pytest.approx(time, abs=0.011) for end, time in zip(("start", "end"), ends)}}
+        {
+            "word": word.strip(),
+            **{end: pytest.approx(time, abs=0.011) for end, time in zip(("start", "end"), ends, strict=True)},
+        }
         for word, at in zip(words, places, strict=True)
         for ends in [(times[at[0]], times[at[-1] + 1])]
         if word.strip()
