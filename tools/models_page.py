@@ -140,13 +140,14 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | `gemma3_text` | `Gemma3ForCausalLM` | Gemma 3 |
 | `gemma3n_text` | `Gemma3nForCausalLM` | Gemma 3n |
 | `gemma4_text` | `Gemma4ForCausalLM` | Gemma 4 |
-| `glm4v_text` | `Glm4ForCausalLM` | GLM-4.1V |
+| `glm4v_moe_text` | `Glm4MoeForCausalLM` | GLM-4.5V |
+| `glm4v_text`, `glm_ocr_text` | `Glm4ForCausalLM` | GLM-4.1V, GLM-OCR |
 | `granite` | `GraniteForCausalLM` | Granite Vision |
 | `llama` | `LlamaForCausalLM` | LLaVA and others |
 | `llama4_text` | `Llama4ForCausalLM` | Llama 4 |
 | `ministral3` | `Ministral3ForCausalLM` | Ministral 3 |
 | `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
-| `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text` | `Qwen2ForCausalLM` | Qwen2-VL, Qwen2.5-VL, Qwen2-Audio and others |
+| `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text`, `qwen2_5_omni_text` | `Qwen2ForCausalLM` | Qwen2-VL and others |
 | `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |
 | `qwen3_moe`, `qwen3_vl_moe_text` | `Qwen3MoeForCausalLM` | Qwen3-VL with experts |
 | `qwen3_5_text` | `Qwen3_5ForCausalLM` | Qwen3.5 |

@@ -24,6 +24,7 @@ FAMILIES = {
     "glm_ocr": "glm4v",
     "idefics3": "idefics3",
     "internvl": "internvl",
+    "llama4": "llama4",
     "llava": "llava",
     "llava_next": "anyres",
     "llava_onevision": "anyres",
