@@ -264,8 +264,8 @@ def source_operations(model: Model, length: int) -> int:
 
 
 def matrix_bytes(holdings: Sequence[Holding], *, head: bool) -> int:
-    """Return the bytes of the matrices that every token is multiplied by, which are not those of towers. A tied head is
-    counted as the embedding."""
+    """Return the bytes of the matrices that every token of text is multiplied by. A tied head is counted as the
+    embedding. Towers are left out."""
     left_out = {"experts", "embedding", "tower", *(() if head else ("head",))}
     total = sum(one.bytes for one in holdings if one.part not in left_out)
     if head and not any(one.bytes for one in holdings if one.part == "head"):

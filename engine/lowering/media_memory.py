@@ -31,8 +31,8 @@ class TowerSizes:
 
 
 def tower_sizes(media: Media) -> TowerSizes:
-    """Return the sizes for an embedding. All buffers of a program are counted, although torch frees them earlier; those
-    of several towers are added."""
+    """Return the sizes for an embedding: the sums over all towers. All buffers of a program are counted, although torch
+    frees them earlier."""
     each = [_sizes(one) for one in media.towers]
     return TowerSizes(max(one.patches for one in each), sum(one.elements for one in each))
 

@@ -27,7 +27,7 @@ MAX_TILES = 1 << 10
 
 
 def canvases(most: int) -> list[Size]:
-    """Return rows and columns of every canvas of up to `most` tiles, those of one aspect ratio together."""
+    """Return rows and columns of every canvas of up to `most` tiles, grouped by aspect ratio."""
     ratios: dict[float, list[Size]] = {}
     for count in range(most, 0, -1):
         for rows in range(1, count + 1):

@@ -83,7 +83,7 @@ class QwenVideo:
     normalisation: Normalisation
     sampling: Sampling | None
     rate: float | None = None
-    """Frames in a second by which the model places them in time; None: the mean rate of the selection."""
+    """Frames per second that the model assumes. None: the mean rate of the selected frames."""
 
     @property
     def modality(self) -> Modality:

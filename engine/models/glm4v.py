@@ -102,6 +102,7 @@ def _ocr_tower(c: Config) -> Tower:
     tower, has_bias = _tower(c), c.flag("attention_bias")
     ((attention, mlp), *_) = tower.blocks
     assert isinstance(attention.body, Attention) and isinstance(mlp.body, MLP), "blocks are attention and an MLP"
+    assert isinstance(tower.patches, Patches), "the tower reads images"
     norm = RMSNorm(size=c.head_dim, eps=c.number("rms_norm_eps"))
     block = (
         replace(attention, body=replace(attention.body, bias=(has_bias, has_bias), qk_norm=norm)),

@@ -76,7 +76,7 @@ def placed(model: Model, names: Mapping[str, object], left_out: Media | None = N
     left_out: a tower whose tensors are not read."""
     if not names or model.media is None:
         return model
-    if any(name.startswith(THINKER) for name in names):  # beside the parts that generate speech
+    if any(name.startswith(THINKER) for name in names):  # a complete checkpoint, which generates speech too
         own = {name: names[name] for name in names if name.startswith(THINKER)}
         model = replace(model, unread=(*model.unread, *(name for name in names if name not in own)))
         names = own

@@ -1168,7 +1168,7 @@ class Media:
     these blocks of the text model (Qwen3-VL)."""
     positions: GridPositions | None = None
     tiles: Tiles | None = None
-    audio: "Media | None" = None  # tower of audio clips, beside this one for images and videos
+    audio: "Media | None" = None  # tower for audio clips, if this one is for images and videos
     is_vector: bool = False
     """An item is a prompt of its own, of one token, and its only embedding is the vector of the prompt. The text model
     does not read it (CLIP)."""
@@ -1183,7 +1183,7 @@ class Media:
 
     @property
     def towers(self) -> tuple["Media", ...]:
-        """This tower, and the one for audio clips beside it."""
+        """All towers: this one, and the one for audio clips if there is one."""
         return (self,) if self.audio is None else (self, self.audio)
 
     @property

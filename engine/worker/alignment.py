@@ -106,7 +106,7 @@ def normalised(weights: Tensor) -> Tensor:
 
 
 def median_filter(x: Tensor, width: int) -> Tensor:
-    """Return the medians of `width` neighbouring columns of x. Few columns are returned as they are."""
+    """Return the medians of `width` neighbouring columns of x. If x has too few columns, return it unchanged."""
     half = width // 2
     if x.shape[1] <= half:
         return x

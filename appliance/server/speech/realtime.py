@@ -71,7 +71,7 @@ class Session:
     language: str | None = None
     prompt: str | None = None
     turns: TurnDetection | None = None
-    """None: the client commits."""
+    """Detection of turns. None if the client commits."""
 
     def shown(self, id: str) -> dict[str, Any]:
         """Return the session of an event."""

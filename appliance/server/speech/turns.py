@@ -82,7 +82,7 @@ class TurnDetector:
         self.speaking, self._loud, self._quiet = False, 0, 0
 
     def restart(self, position: int) -> None:
-        """Go on at a sample, without the incomplete frame before it."""
+        """Continue at this sample. Drop the incomplete frame before it."""
         self.reset()
         self._rest.clear()
         self.position = position

@@ -1,8 +1,8 @@
 """Words of a transcript and their times.
 
-Dynamic time warping finds the path through the alignment of tokens with positions of audio (engine/worker/alignment.py)
-whose sum is largest. A token begins at the first position of its part of the path. Tokens are grouped to words at
-spaces, or in languages without spaces to characters; punctuation belongs to the word beside it.
+The alignment has a weight for each token and each position of audio (engine/worker/alignment.py). Dynamic time warping
+finds the path with the largest sum of weights. A token begins at its first position in the path. Words are separated at
+spaces, or in languages without spaces between characters. Punctuation is part of a neighbouring word.
 
 Source: Whisper's reference implementation (timing.py), transformers generation_whisper.py (`_dynamic_time_warping`) and
 tokenization_whisper.py (`_combine_tokens_into_words`).
@@ -19,8 +19,8 @@ from appliance.server.speech.formats import Word
 
 WITHOUT_SPACES = frozenset(("zh", "ja", "th", "lo", "my", "yue"))
 """Languages whose words are not separated by spaces."""
-OPENING = "\"'“¡¿([{-"  # punctuation that belongs to the next word
-CLOSING = "\"'.。,，!！?？:：”)]}、"  # to the word before it
+OPENING = "\"'“¡¿([{-"  # punctuation before a word
+CLOSING = "\"'.。,，!！?？:：”)]}、"  # punctuation after a word
 _UNKNOWN = "\ufffd"  # text of the bytes of an incomplete character
 
 Decode = Callable[[list[int]], str]
@@ -49,8 +49,8 @@ def token_starts(alignment: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _warped(matrix: NDArray[np.float64]) -> NDArray[np.int8]:
-    """Return the last step of the cheapest path to each cell, [tokens + 1, positions + 1]: 0 both, 1 to the next token,
-    2 to the next position. A diagonal of the matrix is computed at once, as it needs only the two before it."""
+    """Return the last step of the cheapest path to each cell, [tokens + 1, positions + 1]: 1 to the next token, 2 to the
+    next position, 0 to both. All cells of a diagonal are computed at once: they depend on the last two diagonals."""
     tokens, positions = matrix.shape
     row = positions + 1
     cost = np.full((tokens + 1) * row, np.inf, np.float32)

@@ -1,5 +1,5 @@
-"""Images of Llama 4, compared with transformers' processor. torchvision, which it needs, is not installed: a stand-in
-pads with torch and resizes with torch's kernels for uint8, which are torchvision's too."""
+"""Compare images of Llama 4 with transformers' processor. It needs torchvision, which is not installed, so the tests
+replace it: torch pads the images and resizes them, with the kernels for uint8 that torchvision uses."""
 
 import importlib
 import json
@@ -28,7 +28,7 @@ MODULE = "transformers.models.llama4.image_processing_llama4"
 
 @pytest.fixture(scope="module")
 def theirs() -> Iterator[Any]:
-    """transformers' class, imported with a stand-in for torchvision."""
+    """Import transformers' class with a replacement for torchvision."""
     functional = types.ModuleType("functional")
     functional.pad = lambda x, padding, fill: torch.nn.functional.pad(  # type: ignore[attr-defined]
         x, (padding[0], padding[2], padding[1], padding[3]), value=0

@@ -35,7 +35,7 @@ def llm(whisper: Whisper) -> Iterator[LLM]:
 
 @dataclass
 class Outputs:
-    """What generation returns, from one pass over the whole transcript."""
+    """Output of transformers' generation, made by one pass over a complete transcript."""
 
     sequences: torch.Tensor
     cross_attentions: Sequence[Any]
@@ -98,7 +98,7 @@ def test_alignments_equal_transformers(
 def test_alignments_are_the_same_in_chunks_beside_replies_and_with_torch(
     whisper: Whisper, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step has room for the audio and 9 tokens, so that prompts are computed in chunks beside others."""
+    """A step has room for the audio and 9 tokens, so prompts are computed in chunks, together with others."""
     each = prompts(whisper)
     alone = [matrix(llm.generate(prompt, aligned(50))[0]) for prompt in each]
     replies = [AudioPrompt(spectrogram(9), whisper.begins())] * 2

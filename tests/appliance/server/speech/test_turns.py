@@ -107,5 +107,5 @@ def test_the_server_commits_where_speech_ends(gateway: SpeechGateway, monkeypatc
         received(socket, "input_audio_buffer.cleared")
         socket.send_json({"type": "session.update", "session": {"turn_detection": None}})
         assert received(socket, "session.updated")["session"]["audio"]["input"]["turn_detection"] is None
-    # Speech with 0.3 s before it and 0.5 s after it.
+    # An item has 0.3 s before the speech and 0.5 s after it.
     assert heard == [int(1.8 * RATE), int(1.3 * RATE)]
