@@ -85,6 +85,7 @@ def placed(model: Model, names: Mapping[str, object], left_out: Media | None = N
         rest = (join(other.tower.root, f"{one}.weight") for one in other.tower.unread)
         model = replace(model, unread=(*model.unread, *media_sources(other), *rest))
     decoder, media = text_decoder(model, names), model.media
+    assert media is not None, "checked at the beginning"
     return replace(decoder, unread=model.unread, media=_placed(media, names))
 
 

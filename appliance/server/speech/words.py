@@ -49,8 +49,9 @@ def token_starts(alignment: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _warped(matrix: NDArray[np.float64]) -> NDArray[np.int8]:
-    """Return the last step of the cheapest path to each cell, [tokens + 1, positions + 1]: 1 to the next token, 2 to the
-    next position, 0 to both. All cells of a diagonal are computed at once: they depend on the last two diagonals."""
+    """Return the last step of the cheapest path to each cell, [tokens + 1, positions + 1]: 1 to the next token, 2 to
+    the next position, 0 to both. All cells of a diagonal are computed at once: they depend on the last two
+    diagonals."""
     tokens, positions = matrix.shape
     row = positions + 1
     cost = np.full((tokens + 1) * row, np.inf, np.float32)
