@@ -1,18 +1,22 @@
 """Measure media on a CPU: processors, towers, repeated images, and speech.
 
     python -m benchmarks.media [--rounds 7] [--edge 1024] [--depth 4] [--width 256] [--seconds 10] [--threads N]
+                               [--llama PYTHON]
 
 Both sides of a comparison run in alternating rounds; the first round warms up. Prints medians and ranges of
 
 - preprocessing of an image per megapixel: transformers' processor for Pillow (Qwen2-VL), and the gateway's
 - encoding of an image with a tower of random weights: torch, and the compiled kernels
 - the time to first token of a prompt with an image: a new image, and a repeated one
+- with --llama, the encoder alone: a CLIP tower of --depth blocks and --width columns (a multiple of 64) for images of
+  336 pixels, with compiled kernels and with llama.cpp (mtmd), which PYTHON runs; first one side, then the other
 - the real-time factor of speech (Whisper with random weights): seconds of audio in a second, torch and compiled kernels
 """
 
 import argparse
 import json
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,14 +28,22 @@ import torch
 import transformers
 from PIL import Image
 
+from benchmarks.backends.llama_cpp_media import HEAD, PATCH
 from engine.api.media import MediaItem
+from engine.distributed.world import SINGLE
+from engine.layers.linear import Target
+from engine.layers.tower import Towers
 from engine.llm import LLM, AudioPrompt, MediaPrompt, Params
 from engine.media.families import read_processors
 from engine.media.processor import process
 from engine.media.spectrogram import log_mel
+from engine.models.checkpoint import read_checkpoint
+from engine.weights.files import Weights
 from kernels.cpu.library import best
+from kernels.cpu.program import Team
 
 IMAGE, VOCAB = 95, 96
+EDGE = 336  # of images of the CLIP tower
 TEXT = {
     **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
@@ -151,12 +163,39 @@ def speech(folder: Path, depth: int, width: int, seconds: float, rounds: int, th
         return report("speech, seconds of audio in a second (RTFx)", alternate(sides, rounds), seconds, "x")
 
 
+def tower(folder: Path, depth: int, width: int, rounds: int, threads: int, llama: str) -> dict[str, Any]:
+    """transformers' feature layer is the one before the last, which is not computed."""
+    heads = width // HEAD
+    eyes = transformers.CLIPVisionConfig(
+        **{"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": depth + 1},
+        **{"num_attention_heads": heads, "image_size": EDGE, "patch_size": PATCH, "projection_dim": width},
+    )
+    config = transformers.LlavaConfig(
+        vision_config=eyes, text_config=transformers.LlamaConfig(**TEXT), image_token_index=IMAGE
+    )
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(folder)
+    found = read_checkpoint(folder)
+    assert found.model.media is not None, "LLaVA reads images"
+    own = Towers(found.model.media, SINGLE, Target(torch.float32, torch.device("cpu"), Team(best(), threads)))
+    own.load(Weights(found.tensors, lambda fraction: None).read)
+    item = {"pixel_values": torch.randn(1, 3, EDGE, EDGE)}
+    took = alternate({best(): lambda: own.encode([item])}, rounds)
+    shape = {"edge": EDGE, "depth": depth, "width": width, "threads": threads, "rounds": rounds}
+    options = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+    made = subprocess.run(
+        [llama, "-m", "benchmarks.backends.llama_cpp_media", *options], check=True, capture_output=True, text=True
+    )
+    took["llama.cpp"] = json.loads(made.stdout.splitlines()[-1])
+    return report("encoder of an image, ms", took, 1e3, "ms")
+
+
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"rounds": 7, "edge": 1024, "depth": 4, "width": 256}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--llama", help="Python with llama-cpp-python and gguf")
     parser.add_argument("--json", type=Path, help="file for the results")
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
@@ -170,6 +209,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             "first_token": first_token(folder / "eyes", given.edge, given.rounds, given.threads),
             "speech": speech(folder / "ears", given.depth, given.width, given.seconds, given.rounds, given.threads),
         }
+        if given.llama:
+            sizes = given.depth, given.width, given.rounds, given.threads
+            found["tower"] = tower(folder / "clip", *sizes, given.llama)
     if given.json:
         given.json.write_text(json.dumps({"options": {k: str(v) for k, v in vars(given).items()}, **found}, indent=1))
     return found

@@ -23,6 +23,7 @@ from engine.api.media import MediaItem
 from engine.api.messages import (
     Abort,
     AdapterChanged,
+    Alignment,
     Control,
     Delta,
     Failed,
@@ -181,6 +182,7 @@ class Generation:
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
     routes: list[bytes] = field(default_factory=list)
     """Experts of each token of prompt and reply but the last, if requested: uint16 numbers, layer after layer."""
+    alignment: Alignment | None = None  # if requested
     finish: Finish | None = None
     stop_reason: int | str | None = None  # stop string or stop token that ended the reply
     error: str | None = None  # message, if finish is "error"
@@ -213,6 +215,7 @@ class _Reply:
         if delta.prompt_logprobs is not None:
             made.prompt_logprobs = delta.prompt_logprobs
         made.routes += delta.routes
+        made.alignment = delta.alignment or made.alignment
         for index, token in enumerate(delta.ids):
             made.ids.append(token)
             made.logprobs += delta.logprobs[index : index + 1]
@@ -450,7 +453,7 @@ class LLM:
             str(next(self._numbers)) if id is None else id,
             (*ids, *begins),
             params.sampling(),
-            params.max_tokens,
+            0 if params.alignment is not None else params.max_tokens,  # the prompt is aligned, without a reply
             eos_token_ids=self._eos,
             stop_token_ids=params.stop_token_ids,
             ignore_eos=params.ignore_eos,

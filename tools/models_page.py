@@ -95,7 +95,10 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 | architecture | tower and projector | models |
 |---|---|---|
 | `Gemma3ForConditionalGeneration` | SigLIP; mean of squares of patches | Gemma 3 (4B, 12B, 27B) |
-| `Glm4vForConditionalGeneration` | images of any size; a convolution joins squares of patches | GLM-4.1V |
+| `Glm46VForConditionalGeneration` | images of any size; a convolution joins squares of patches | GLM-4.6V |
+| `Glm4vForConditionalGeneration` | the same | GLM-4.1V, GLM-4.6V-Flash |
+| `Glm4vMoeForConditionalGeneration` | the same | GLM-4.5V, GLM-4.6V |
+| `GlmOcrForConditionalGeneration` | the same, with norms of queries and keys | GLM-OCR |
 | `Idefics3ForConditionalGeneration` | SigLIP for tiles; patches are joined | Idefics3 |
 | `InternVLForConditionalGeneration` | InternViT for tiles; patches are joined | InternVL 2.5 and 3 (-hf) |
 | `KimiVLForConditionalGeneration` | MoonViT, images of any size | Kimi-VL |
@@ -106,6 +109,7 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 | `Mistral3ForConditionalGeneration` | Pixtral; squares of patches are joined | Mistral Small 3.1, Ministral 3 |
 | `PaliGemmaForConditionalGeneration` | SigLIP; one layer | PaliGemma 1 and 2 |
 | `Qwen2AudioForConditionalGeneration` | audio clips: Whisper's encoder; means of pairs of states | Qwen2-Audio |
+| `Qwen2_5OmniForConditionalGeneration` | also audio: Qwen2.5-VL's tower, and an encoder of chunks | Qwen2.5-Omni |
 | `Qwen2VLForConditionalGeneration` | images and videos of any size; squares are joined | Qwen2-VL |
 | `Qwen2_5_VLForConditionalGeneration` | the same, with windows of attention | Qwen2.5-VL |
 | `Qwen3VLForConditionalGeneration` | with learned positions; features of several blocks | Qwen3-VL |
@@ -136,13 +140,14 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | `gemma3_text` | `Gemma3ForCausalLM` | Gemma 3 |
 | `gemma3n_text` | `Gemma3nForCausalLM` | Gemma 3n |
 | `gemma4_text` | `Gemma4ForCausalLM` | Gemma 4 |
-| `glm4v_text` | `Glm4ForCausalLM` | GLM-4.1V |
+| `glm4v_moe_text` | `Glm4MoeForCausalLM` | GLM-4.5V |
+| `glm4v_text`, `glm_ocr_text` | `Glm4ForCausalLM` | GLM-4.1V, GLM-OCR |
 | `granite` | `GraniteForCausalLM` | Granite Vision |
 | `llama` | `LlamaForCausalLM` | LLaVA and others |
 | `llama4_text` | `Llama4ForCausalLM` | Llama 4 |
 | `ministral3` | `Ministral3ForCausalLM` | Ministral 3 |
 | `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
-| `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text` | `Qwen2ForCausalLM` | Qwen2-VL, Qwen2.5-VL, Qwen2-Audio and others |
+| `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text`, `qwen2_5_omni_text` | `Qwen2ForCausalLM` | Qwen2-VL and others |
 | `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |
 | `qwen3_moe`, `qwen3_vl_moe_text` | `Qwen3MoeForCausalLM` | Qwen3-VL with experts |
 | `qwen3_5_text` | `Qwen3_5ForCausalLM` | Qwen3.5 |

@@ -60,6 +60,7 @@ def estimate(
             step_tokens=budget.size.tokens,
             length=max_context,
             most=most_rows,
+            media_tokens=budget.size.media_tokens,
         )
         if budget.size.draft_rows:
             made = _with_drafts(checkpoint, budget, made, limit)

@@ -136,9 +136,8 @@ def _modalities(manifest: Manifest, checkpoint: Checkpoint) -> tuple[Modality, .
     if media is None:
         return ()
     counts = {"image": limits.images, "video": limits.videos, "audio": limits.audios}
-    if media.modalities == ("audio",) or limits.images:
-        return tuple(kind for kind in known_modalities(checkpoint.path) if counts[kind])
-    return ()
+    known = known_modalities(checkpoint.path)
+    return tuple(kind for kind in known if counts[kind] and (kind == "audio" or limits.images))
 
 
 def _unused(config: GatewayConfig) -> dict[str, Any]:

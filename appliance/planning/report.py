@@ -163,6 +163,7 @@ def _outlook(plan: Plan) -> list[str]:
         f"  ceilings in tokens per second ({made.source}); a real service is slower",
         *([f"    decode at {made.length} tokens each: {decode}"] if made.decode else []),
         f"    prefill: {made.prefill.tokens_s:,.0f}, limited by {bound}",
+        *([] if made.media_s is None else [f"    towers: {_span(made.media_s)} or more for the media of a step"]),
         *(f"    {line}" for line in _draft_gains(made)),
     ]
 

@@ -23,8 +23,9 @@ from engine.kv.states import state_layout
 from engine.lowering.footprint import Holding
 from engine.lowering.lower import lower
 from engine.lowering.measures import attends, attention_operations, encoder_weights, multiplied, touched_experts
+from engine.lowering.media_memory import tower_operations
 from engine.lowering.program import AttendLatent, Program
-from engine.models.parts import Model
+from engine.models.parts import Media, Model
 
 DECODE_LENGTH = 1024  # context length of each row in a decode step
 BATCHES = (1, 8, 32)
@@ -77,6 +78,7 @@ class Roofline:
     prefill: Ceiling
     accounts: tuple[Account, ...]
     drafts: tuple[DraftGain, ...] = ()  # with speculative decoding
+    media_s: float | None = None  # of a tower, for the embeddings of a step; None: the model reads only text
 
 
 def limits(
@@ -120,8 +122,40 @@ def roofline(
     step_tokens: int,
     length: int,
     most: int,
+    media_tokens: int = 0,
 ) -> Roofline:
-    """Return the rooflines. `length` is the context of each decode row; `most` is the largest decode batch."""
+    """Return the rooflines. `length` is the context of each decode row; `most` is the largest decode batch;
+    `media_tokens` is the number of embeddings that towers compute in a step."""
+    made = _of_text(model, holdings, layout, limit, step_tokens=step_tokens, length=length, most=most)
+    if model.media is None or not media_tokens:
+        return made
+    account, seconds = _media(model.media, limit, media_tokens)
+    return replace(made, accounts=(*made.accounts, account), media_s=seconds)
+
+
+def _media(media: Media, limit: Limits, tokens: int) -> tuple[Account, float]:
+    """Return the time in which the towers compute the embeddings of a step, as one item. Every rank computes it."""
+    count = media.step_embeddings(tokens)
+    each = tower_operations(media, count)
+    seconds = count * each / limit.operations
+    steps = (
+        leading("operations per embedding", number(each), each, "FLOP"),
+        leading("computed", f"{number(count)} × {number(each)} / {number(limit.operations)}", seconds, "s"),
+    )
+    title = f"the time of towers for {count} embeddings in a step, by arithmetic of {limit.source}"
+    return Account("towers", title, steps, "s", is_sum=False), seconds
+
+
+def _of_text(
+    model: Model,
+    holdings: Sequence[Holding],
+    layout: Layout,
+    limit: Limits,
+    *,
+    step_tokens: int,
+    length: int,
+    most: int,
+) -> Roofline:
     length = min(length, DECODE_LENGTH)
     if model.head is None:
         account, prefill = _prefill(model, holdings, limit, step_tokens)
@@ -231,8 +265,9 @@ def source_operations(model: Model, length: int) -> int:
 
 
 def matrix_bytes(holdings: Sequence[Holding], *, head: bool) -> int:
-    """Return the bytes of the matrices that every token is multiplied by. A tied head is counted as the embedding."""
-    left_out = {"experts", "embedding"} if head else {"experts", "embedding", "head"}
+    """Return the bytes of the matrices that every token of text is multiplied by. A tied head is counted as the
+    embedding. Towers are left out."""
+    left_out = {"experts", "embedding", "tower", *(() if head else ("head",))}
     total = sum(one.bytes for one in holdings if one.part not in left_out)
     if head and not any(one.bytes for one in holdings if one.part == "head"):
         total += sum(one.bytes for one in holdings if one.part == "embedding")

@@ -15,6 +15,7 @@ NAMES = {
     "memory": "budget",
     "requests": "concurrency",
     "prompt": "prefill",
+    "tower": "towers",
     "disk": "load",
     "blocks": "block",
     "activations": "workspace",

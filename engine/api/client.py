@@ -375,6 +375,7 @@ def merge(deltas: list[Delta]) -> Delta:
         routes=tuple(route for delta in deltas for route in delta.routes),
         finish=last.finish,
         stop_reason=last.stop_reason,
+        alignment=last.alignment,
         timing=next((delta.timing for delta in reversed(deltas) if delta.timing is not None), None),
     )
 

@@ -26,6 +26,13 @@ class SpeechRules(msgspec.Struct, frozen=True, omit_defaults=True):
     suppressed_first: tuple[int, ...] = ()  # nor as the first token after `begin`
 
 
+class AlignmentOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Alignment of the prompt of a speech model with its audio."""
+
+    first: int  # number of the first token of the decoder's prompt that is aligned
+    positions: int  # positions of the encoder input that are audio; the others are silence that fills the window
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling parameters. The gateway resolves defaults and the seed, so every value is final.
 
@@ -49,6 +56,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs_mode: Literal["raw", "processed"] = "raw"
     logprob_ids: tuple[int, ...] = ()  # with logprobs: these tokens in this order instead of the most likely ones
     speech: SpeechRules | None = None
+    alignment: AlignmentOptions | None = None  # of a speech model: align the prompt with the audio
     return_routed_experts: bool = False  # return the experts of each computed token
 
 
@@ -180,6 +188,14 @@ class Pooled(msgspec.Struct, frozen=True):
     values: bytes  # little-endian float32
 
 
+class Alignment(msgspec.Struct, frozen=True):
+    """Attention of the tokens of a prompt to positions of audio, from the alignment heads: normalised over the tokens,
+    filtered, and averaged over the heads."""
+
+    shape: tuple[int, int]  # [tokens, positions]
+    values: bytes  # little-endian float32
+
+
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     """Output of one request in one step."""
 
@@ -194,6 +210,7 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     finish: Finish | None = None  # set on the last delta
     stop_reason: int | None = None  # stop token id that ended it; None for an end token or a length
     timing: Timing | None = None
+    alignment: Alignment | None = None  # of a prompt with `Sampling.alignment`, with its last delta
     pooled: Pooled | None = None  # with the only delta of a pooling request, which has finish "stop"
 
 

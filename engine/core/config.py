@@ -7,7 +7,7 @@ from typing import Literal
 
 from engine.api.config import MAX_RUNNING, SpeculationConfig, num_slots
 from engine.api.errors import RequestError
-from engine.api.messages import PoolingTask, SpeechRules, Submit
+from engine.api.messages import AlignmentOptions, PoolingTask, SpeechRules, Submit
 from engine.core.media import MediaLimits, check_items
 from engine.kv.layout import Layout
 from engine.models.parts import LongScaling, Rope
@@ -76,6 +76,19 @@ class EncoderLimits:
             )
         if submit.sampling.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs is not available for encoder-decoder models", "prompt_logprobs")
+        if submit.sampling.alignment is not None:
+            self._check_alignment(submit, submit.sampling.alignment)
+
+    def _check_alignment(self, submit: Submit, wanted: AlignmentOptions) -> None:
+        begins = len(submit.prompt) - submit.source
+        if self.spectrogram is None or submit.max_tokens:
+            raise RequestError("alignment: only prompts of speech models, without a reply, are aligned", "alignment")
+        if not 0 <= wanted.first < begins or not 1 <= wanted.positions <= submit.source:
+            raise RequestError(
+                f"alignment: first={wanted.first}, positions={wanted.positions}: the prompt has {begins} tokens and "
+                f"{submit.source} positions of audio",
+                "alignment",
+            )
 
     def _check_audio(self, submit: Submit, spectrogram: tuple[int, int], room: int) -> None:
         items, source = submit.media, submit.source

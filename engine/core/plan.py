@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from engine.api.golden import LogitFingerprint
 from engine.api.media import MediaItem
-from engine.api.messages import Logprob, Pooled, Pooling, Sampling
+from engine.api.messages import Alignment, Logprob, Pooled, Pooling, Sampling
 
 Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
 Masks = Mapping[int, Mask]  # by number of the sample (see `Row.samples`); samples without an entry may be any token
@@ -119,6 +119,8 @@ class StepResult:
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)  # expected next tokens, from a draft model
     media: MediaCounts | None = None  # None: the step needed no embeddings
     routes: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # experts of each position, see `Delta.routes`
+
+    alignments: dict[int, Alignment] = field(default_factory=dict)  # of prompts that the row completed
 
     def tokens(self, row: int) -> tuple[int, ...]:
         """Return the tokens of a row that samples."""

@@ -26,7 +26,7 @@ import msgspec
 from engine.api.errors import NOTHING_LEFT, RequestError, StepError
 from engine.api.events import AdapterMissing, Admitted, Blocked, Ended, Event, Expired, Outgrown, Preempted, Queued
 from engine.api.hashes import root_hash
-from engine.api.messages import Delta, Failed, Finish, Logprob, Pooled, Stats, Submit
+from engine.api.messages import Alignment, Delta, Failed, Finish, Logprob, Pooled, Stats, Submit
 from engine.core.adapters import Adapters
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
@@ -331,8 +331,10 @@ class Scheduler:
                 sequence.first_token = sequence.last_token = now
                 pooled = sequence.submit.pooling is not None
                 self._end(sequence, "stop" if pooled else "length")
-                found = result.pooled.get(index)
-                settled.deltas.append(_pooled(sequence, found) if pooled else _last_of_scored(sequence))
+                if pooled:
+                    settled.deltas.append(_pooled(sequence, result.pooled.get(index)))
+                else:
+                    settled.deltas.append(_last_of_scored(sequence, result.alignments.get(index)))
         self.drafting.measure(planned.plan, planned.at, now, running=bool(self._running))
         return settled
 
@@ -705,13 +707,14 @@ def _keep_prompt_logprobs(sequence: Sequence, row: Row, logprobs: tuple[Logprob,
     sequence.prompt_logprobs[row.first + 1 : row.first + 1 + len(logprobs)] = logprobs
 
 
-def _last_of_scored(sequence: Sequence) -> Delta:
+def _last_of_scored(sequence: Sequence, alignment: Alignment | None) -> Delta:
     """Return the only delta of a request without a reply."""
     prompt_logprobs = sequence.prompt_logprobs
     return Delta(
         sequence.id,
         prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
         routes=sequence.take_routes(),
+        alignment=alignment,
         finish="length",
         timing=sequence.timing(),
     )

@@ -11,13 +11,16 @@ from engine.layers.patches import Grid
 from engine.models.parts import AudioEmbedding, ChunkedAudio
 from engine.models.sources import join
 
+SPECTROGRAM = "input_features"
+"""Tensor of items that are audio clips."""
+
 
 class AudioLayer:
     """See `engine.models.parts.AudioEmbedding`."""
 
     weights: tuple[Tensor, ...]  # [hidden, inputs, 3] of each convolution
     biases: tuple[Tensor, ...]  # [hidden]
-    positions: Tensor  # [positions, hidden]
+    positions: Tensor | None = None  # [positions, hidden]; None: sines and cosines
 
     def __init__(self, part: AudioEmbedding, root: str) -> None:
         self.part, self.path = part, join(root, part.name)
@@ -28,22 +31,26 @@ class AudioLayer:
 
         self.weights = tuple(loaded(name, "weight") for name in self.part.convolutions)
         self.biases = tuple(loaded(name, "bias") for name in self.part.convolutions)
-        self.positions = loaded(self.part.table, "weight")
+        if not self.part.chunk:
+            self.positions = loaded(self.part.table, "weight")
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.weights, *self.biases, self.positions)
+        return (*self.weights, *self.biases, *(() if self.positions is None else (self.positions,)))
 
     def embed(self, spectrograms: Tensor, dtype: torch.dtype) -> Tensor:
         """[windows, mels, frames] → [windows · positions, hidden]; a window may be shorter than the table."""
         x = spectrograms.to(dtype)
         for weight, bias, stride in zip(self.weights, self.biases, (1, 2), strict=True):
             x = torch.nn.functional.gelu(torch.nn.functional.conv1d(x, weight, bias, stride=stride, padding=1))
-        return (x.transpose(1, 2) + self.positions[: x.shape[2]]).flatten(0, 1)
+        table = sinusoids(x.shape[2], self.part.hidden).to(x) if self.positions is None else self.positions
+        return (x.transpose(1, 2) + table[: x.shape[2]]).flatten(0, 1)
 
     def rows(self, item: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, tuple[Grid, ...]]:
         """Return the embeddings of a clip and their grids. Raises ValueError for tensors that the tower does not
         read."""
+        if self.part.chunk:
+            return chunk_rows(self, item, dtype)
         if self.part.complete:
             return window_rows(self, item, dtype)
         found = spectrogram_rows(self, item, dtype)
@@ -105,24 +112,45 @@ def audio_layer(part: AudioEmbedding | ChunkedAudio, root: str) -> AudioLayer | 
     return AudioLayer(part, root) if isinstance(part, AudioEmbedding) else ChunkedAudioLayer(part, root)
 
 
+def chunk_rows(layer: AudioLayer, item: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, tuple[Grid, ...]]:
+    """Return the embeddings of the chunks of a clip, and a grid for each of them.
+
+    item: as of `spectrogram_rows`; of any length. Raises ValueError for other tensors."""
+    features, frames = _clip(layer, item)
+    size = layer.part.chunk
+    whole = frames // size * size
+    chunks = features[:, :whole].reshape(len(features), -1, size).transpose(0, 1)
+    parts = [chunks, *([features[None, :, whole:frames]] if frames > whole else [])]
+    rows = [layer.embed(part, dtype) for part in parts if len(part)]
+    sizes = [size // 2] * len(chunks) + ([(frames - whole + 1) // 2] if frames > whole else [])
+    return torch.cat(rows), tuple((1, 1, one) for one in sizes)
+
+
+def _clip(layer: AudioLayer, item: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+    """Return a spectrogram [mels, frames], and the number of its frames that are the clip."""
+    try:
+        features, mask = item[SPECTROGRAM], item["feature_attention_mask"]
+    except KeyError:
+        names = "input_features and feature_attention_mask"
+        raise ValueError(f"an item of media has {', '.join(item)}; the tower reads {names}") from None
+    features = features.reshape(-1, features.shape[-1])
+    frames, part = int(mask.sum()), layer.part
+    longest = features.shape[1] if part.chunk else part.frames
+    if features.shape[0] != part.mels or not 0 < frames <= features.shape[1] <= longest:
+        limit = "" if part.chunk else f" and up to {longest} frames"
+        raise ValueError(
+            f"a spectrogram has {features.shape[0]} bands and {features.shape[1]} frames; the tower reads "
+            f"{part.mels} bands{limit}"
+        )
+    return features, frames
+
+
 def spectrogram_rows(layer: AudioLayer, item: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     """Return the embeddings of a clip, [positions, hidden], of two frames each.
 
     item: `input_features` [mels, frames] and `feature_attention_mask` [frames], which is 1 for the frames of the clip,
     which come first, and 0 for silence after them. Raises ValueError for other tensors."""
-    try:
-        features, mask = item["input_features"], item["feature_attention_mask"]
-    except KeyError:
-        names = "input_features and feature_attention_mask"
-        raise ValueError(f"an item of media has {', '.join(item)}; the tower reads {names}") from None
-    features = features.reshape(-1, features.shape[-1])
-    frames = int(mask.sum())
-    longest = 2 * layer.part.positions
-    if features.shape[0] != layer.part.mels or not 0 < frames <= features.shape[1] <= longest:
-        raise ValueError(
-            f"a spectrogram has {features.shape[0]} bands and {features.shape[1]} frames; the tower reads "
-            f"{layer.part.mels} bands and up to {longest} frames"
-        )
+    features, frames = _clip(layer, item)
     return layer.embed(features.unsqueeze(0), dtype)[: (frames - 1) // 2 + 1]
 
 

@@ -723,6 +723,12 @@ class CompiledModel(CompiledOps):
         kept = self.program.kept
         return None if kept is None else self.buffers[kept][: self.computed_tokens]
 
+    @property
+    def queries(self) -> Tensor | None:
+        """Implement `TextModel.queries`."""
+        kept = self.program.queries
+        return None if kept is None else self.buffers[kept][: self.computed_tokens]
+
     def routes(self, tokens: int) -> Tensor:
         """Return the selected experts of all layers in the last step, [tokens, experts]."""
         return torch.cat([self.buffers[value][:tokens].view(torch.int32) for value in self.program.routes], 1)

@@ -31,7 +31,7 @@ from engine.layers.loaded import (
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
-from engine.layers.tower import TowerModel
+from engine.layers.tower import Towers
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import Matrix, Program
 from kernels.cpu.packing import Packed, Segments
@@ -59,7 +59,7 @@ def memory_usage(
     weights: LoadedWeights,
     pooler: PoolerLayer | None = None,
     adapters: LoadedAdapters = NO_ADAPTERS,
-    tower: TowerModel | None = None,
+    towers: Towers | None = None,
     draft_head: DraftHead | None = None,
 ) -> MemoryUsage:
     files = _Files()
@@ -68,7 +68,7 @@ def memory_usage(
     mapped = 0
     for part, tensor in (
         *_tensors(program, weights, pooler, adapters),
-        *_tower_tensors(tower),
+        *_tower_tensors(towers),
         *_draft_head_tensors(draft_head),
     ):
         parts.setdefault(part, 0)
@@ -95,14 +95,13 @@ def _tensors(
         yield from (("adapters", tensor) for tensor in layer.tensors)
 
 
-def _tower_tensors(tower: TowerModel | None) -> Iterator[tuple[str, Tensor]]:
-    if tower is None:
-        return
-    own = tower.positions, tower.class_token, tower.newline, *(() if tower.audio is None else tower.audio.tensors)
-    heads = (tensor for head in tower.heads.values() for tensor in head.tensors)
-    yield from (("tower", tensor) for tensor in (*own, *heads) if tensor is not None)
-    for layer in tower.layers:
-        yield from (("tower", tensor) for _, tensor in _loaded("tower", layer))
+def _tower_tensors(towers: Towers | None) -> Iterator[tuple[str, Tensor]]:
+    for tower in () if towers is None else towers.towers:
+        own = tower.positions, tower.class_token, tower.newline, *(() if tower.audio is None else tower.audio.tensors)
+        heads = (tensor for head in tower.heads.values() for tensor in head.tensors)
+        yield from (("tower", tensor) for tensor in (*own, *heads) if tensor is not None)
+        for layer in tower.layers:
+            yield from (("tower", tensor) for _, tensor in _loaded("tower", layer))
 
 
 def _draft_head_tensors(draft_head: DraftHead | None) -> Iterator[tuple[str, Tensor]]:

@@ -24,7 +24,7 @@ from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.pooler import PoolerLayer
 from engine.layers.reference import ReferenceExecutor
 from engine.layers.states import LayerStates
-from engine.layers.tower import TowerModel
+from engine.layers.tower import Towers
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import (
     adapter_stacks,
@@ -130,12 +130,12 @@ class TextModel:
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
         # Every rank computes the whole tower, with weights as stored.
         alone = replace(self.target, bits="stored", fp8=None)
-        self.tower = None if model.media is None else TowerModel(model.media, SINGLE, alone)
+        self.towers = None if model.media is None else Towers(model.media, SINGLE, alone)
         projection = state_projection(model)
         self.draft_head = (
             None if projection is None or model.head is None else DraftHead(projection, model.head.ids, self.target)
         )
-        self._world = world
+        self.world = world
         self.adapters = NO_ADAPTERS
         self.torch_compile = torch_compile
         of_torch = torch_compile and executor == "torch"
@@ -151,11 +151,11 @@ class TextModel:
         """Load LoRA adapters, before the weights. Rows select them by number. Raises CheckpointError for an adapter of
         another model, ConfigError for a model without adapters."""
         fitted = fitted_adapters(self.model, adapters)
-        stacks = adapter_stacks(self.program, fitted, self._world.size)
+        stacks = adapter_stacks(self.program, fitted, self.world.size)
         fused = self.target.executor == "triton"
         if fused:
             check_groups(stacks)
-        self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device, fused=fused)
+        self.adapters = load_adapters(fitted, stacks, self.world, self.dtype, self.device, fused=fused)
         self._reference.adapters = self.adapters
 
     @torch.inference_mode()
@@ -168,13 +168,13 @@ class TextModel:
         for adapter in adapters:
             check_ranks(adapter, max_rank)
         fitted = fitted_adapters(self.model, adapters)
-        stacks = slot_stacks(self.program, num_slots, max_rank, self._world.size)
+        stacks = slot_stacks(self.program, num_slots, max_rank, self.world.size)
         fused = self.target.executor == "triton"
         if fused:
             check_groups(stacks)
-        empty = empty_adapters(stacks, self._world, self.dtype, self.device, fused=fused)
+        empty = empty_adapters(stacks, self.world, self.dtype, self.device, fused=fused)
         self.adapters = self._reference.adapters = empty
-        return AdapterSlots(self.model, stacks, self.adapters, self._world, self.dtype, fitted)
+        return AdapterSlots(self.model, stacks, self.adapters, self.world, self.dtype, fitted)
 
     @torch.inference_mode()
     def load(
@@ -205,14 +205,14 @@ class TextModel:
             weights.release()
             if known is not None:
                 known.release()
-        if self.tower is not None:
-            self.tower.load(weights.read)
+        if self.towers is not None:
+            self.towers.load(weights.read)
             weights.release()
         if self.draft_head is not None:
             self.draft_head.load(weights.read, target)
             weights.release()
         self.memory_usage = memory_usage(
-            self.program, self.weights, self.pooler, self.adapters, self.tower, self.draft_head
+            self.program, self.weights, self.pooler, self.adapters, self.towers, self.draft_head
         )
         forgotten = wanted - weights.read_names
         assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"
@@ -240,6 +240,12 @@ class TextModel:
         """Inputs of the layers `Model.kept_layers` in the last step, [tokens, layers · hidden], valid until the next
         call. None if there are no such layers."""
         return self._reference.kept_states if self.compiled is None else self.compiled.kept_states
+
+    @property
+    def queries(self) -> Tensor | None:
+        """Queries of cross-attention of this rank's heads in the last step, [tokens, layers · heads · head_dim], in the
+        layers with alignment heads. Valid until the next call. None for other models."""
+        return self._reference.queries if self.compiled is None else self.compiled.queries
 
     def _shared_tensors(self) -> frozenset[str]:
         """Return the tensors of this model's tables that another model has loaded."""

@@ -142,7 +142,8 @@ class ReferenceExecutor:
         self.compiler = SegmentCompiler(_EXECUTOR) if torch_compile else None
         self._segments: tuple[tuple[Segment, ...], tuple[Segment, ...]] | None = None
         self.routes: Tensor | None = None  # [tokens, experts of all layers] of the last step, if the program keeps them
-        self._unused = last_uses(program.ops, program.out, program.kept, *program.routes)
+        self.queries: Tensor | None = None  # of the last step, see `TextModel.queries`
+        self._unused = last_uses(program.ops, program.out, program.kept, program.queries, *program.routes)
         self._encoder_unused = last_uses(program.encoder, program.encoder_out or program.out)
         self._parts = weights, world, kv_layers(layout), dtype
         self.adapters = NO_ADAPTERS
@@ -165,6 +166,8 @@ class ReferenceExecutor:
         self._execute(run, encoder=False)
         if program.kept is not None:
             self.kept_states = run[program.kept]
+        if program.queries is not None:
+            self.queries = run[program.queries]
         if program.routes:
             self.routes = torch.cat([run[value] for value in program.routes], 1)
         return run[program.out]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.attention_pool import AttentionPoolLayer
-from engine.layers.audio import AudioLayer, ChunkedAudioLayer, audio_layer
+from engine.layers.audio import SPECTROGRAM, AudioLayer, ChunkedAudioLayer, audio_layer
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import Loadable
 from engine.layers.patches import (
@@ -39,6 +39,29 @@ from engine.models.media import (
 )
 from engine.models.parts import Rope
 from engine.models.sources import join
+
+
+class Towers:
+    """The towers of a model on one rank."""
+
+    def __init__(self, media: Media, world: World, target: Target) -> None:
+        self.towers = tuple(TowerModel(one, world, target) for one in media.towers)
+
+    def load(self, read: Read) -> None:
+        for tower in self.towers:
+            tower.load(read)
+
+    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Return the embeddings of each item. Raises ValueError for tensors that no tower reads."""
+        if len(self.towers) == 1:
+            return self.towers[0].encode(items)
+        visual, audio = self.towers
+        chosen = [audio if SPECTROGRAM in item else visual for item in items]
+        found = {
+            tower: iter(tower.encode([item for item, own in zip(items, chosen, strict=True) if own is tower]))
+            for tower in self.towers
+        }
+        return [next(found[tower]) for tower in chosen]
 
 
 class TowerModel:

@@ -246,7 +246,8 @@ class _Footprint:
         if model.pooler is not None:
             yield from self._pooler(model.pooler)
         if model.media is not None:
-            yield from self._tower(model.media)
+            for media in model.media.towers:
+                yield from self._tower(media)
 
     # Parts
 

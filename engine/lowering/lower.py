@@ -186,6 +186,8 @@ class PartLowering:
         self.selected: Value | None = None  # keys that the last indexer selected
         self.shortcut = Value(name=SHORTCUT, width=hidden)
         self.pools = False  # the states are pooled to vectors
+        self.aligned: tuple[int, ...] = ()  # layers with alignment heads
+        self.queries: Value | None = None  # of those layers
 
     def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         if part.side in ("opens", "continues"):
@@ -262,6 +264,12 @@ class PartLowering:
         self.side = Value(name="other_side" if read.name == "side" else "side", width=self.out.width)
         yield from self._body(bodies(part)[0], path, read, self.side)
 
+    def _keep_queries(self, q: Value, layer: int) -> Iterator[Op]:
+        """Keep the queries of a layer with alignment heads."""
+        if layer in self.aligned:
+            self.queries = Value(name="aligned_queries", width=len(self.aligned) * q.width)
+            yield Keep(x=q, y=Columns(value=self.queries, first=self.aligned.index(layer) * q.width, width=q.width))
+
     def _low_rank(self, part: LowRank, path: str, x: Value, y: Value) -> Iterator[Op]:
         down, up = (Matrix(linear=linear, path=path, part="attention") for linear in low_rank_linears(part))
         narrow = Value(name="low_rank", width=part.rank)
@@ -293,6 +301,7 @@ class PartLowering:
             q = Value(name="q", width=heads * dim)
             yield Linear(x=x, y=q, weight=into[0])
             layer = self.layers - 1
+            yield from self._keep_queries(q, layer)
             yield Attend(qkv=q, y=attended, part=part, layer=layer, heads=heads, kv_heads=kv_heads, cross=True)
         else:
             keys = 0 if part.shared_kv else kv_heads  # in qkv
@@ -741,6 +750,8 @@ class _Lowering(PartLowering):
         super().__init__(model.embed.hidden, ranks)
         self.model, self.root = model, model.root
         self.pools = model.pooler is not None and model.head is None
+        if model.encoder is not None and model.encoder.alignment is not None:
+            self.aligned = model.encoder.alignment.layers
 
     def program(self) -> Program:
         model, encoder = self.model, self.model.encoder
@@ -785,7 +796,7 @@ class _Lowering(PartLowering):
             return Program(tuple(ops), out, self._kept, rope_axes=self._rope_axes())
         states = self.x if encoder.norm is None else self.normed
         linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
-        return Program(tuple(ops), out, None, (*before, *linked), states)
+        return Program(tuple(ops), out, None, (*before, *linked), states, queries=self.queries)
 
     @property
     def _kept(self) -> Value | None:

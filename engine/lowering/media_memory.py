@@ -6,7 +6,7 @@ The tower of a step has the patches of up to `step_tokens` embeddings. A single 
 import math
 from dataclasses import dataclass
 
-from engine.lowering.measures import attends, buffer_widths
+from engine.lowering.measures import attends, attention_operations, buffer_widths, multiplied
 from engine.lowering.program import Program
 from engine.lowering.tower import Stage, TowerProgram, lower_tower
 from engine.models.parts import (
@@ -31,7 +31,13 @@ class TowerSizes:
 
 
 def tower_sizes(media: Media) -> TowerSizes:
-    """Return the sizes for an embedding. All buffers of a program are counted, although torch frees them earlier."""
+    """Return the sizes for an embedding: the sums over all towers. All buffers of a program are counted, although torch
+    frees them earlier."""
+    each = [_sizes(one) for one in media.towers]
+    return TowerSizes(max(one.patches for one in each), sum(one.elements for one in each))
+
+
+def _sizes(media: Media) -> TowerSizes:
     tower = lower_tower(media)
     joined = [math.prod(map(_rows, projector.stages)) for projector in tower.projectors]
     patches = max(joined, default=1)
@@ -46,6 +52,29 @@ def tower_sizes(media: Media) -> TowerSizes:
                 copies = 3 if isinstance(stage, AttentionPool) else 1  # rows, keys and values
                 elements += rows * _rows(stage) * projector.width * copies
     return TowerSizes(patches, elements)
+
+
+def tower_operations(media: Media, length: int) -> int:
+    """Return the operations for an embedding of an item with `length` embeddings: of its patches and of the projectors.
+
+    Attention in windows counts as attention in the whole item. Convolutions of audio are not counted."""
+    return max(_operations(one, length) for one in media.towers)
+
+
+def _operations(media: Media, length: int) -> int:
+    tower = lower_tower(media)
+    patches = max((math.prod(map(_rows, projector.stages)) for projector in tower.projectors), default=1)
+    total = patches * (2 * multiplied(tower.tower.ops) + attention_operations(tower.tower.ops, patches * length))
+    if tower.patches is not None:
+        total += patches * 2 * multiplied(tower.patches.ops)
+    for projector in tower.projectors:
+        rows = patches
+        for stage in projector.stages:
+            if isinstance(stage, Program):
+                total += rows * 2 * multiplied(stage.ops)
+            else:
+                rows //= _rows(stage)
+    return total
 
 
 def _rows(stage: Stage) -> int:

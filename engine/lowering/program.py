@@ -1008,6 +1008,7 @@ class Program:
     encoder: tuple[Op, ...] = ()
     encoder_out: Value | None = None
     rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one
+    queries: Value | None = None  # of cross-attention in the layers with alignment heads, side by side
     routes: tuple[Value, ...] = ()  # selected experts of each layer that has some, which are kept until the step's end
 
     @cached_property

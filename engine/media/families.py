@@ -18,14 +18,20 @@ FAMILIES = {
     "colpali": "paligemma",
     "colqwen2": "qwen_vl",
     "gemma3": "gemma3",
+    "glm46v": "glm4v",
     "glm4v": "glm4v",
+    "glm4v_moe": "glm4v",
+    "glm_ocr": "glm4v",
     "idefics3": "idefics3",
     "internvl": "internvl",
+    "llama4": "llama4",
     "llava": "llava",
     "llava_next": "anyres",
     "llava_onevision": "anyres",
     "mistral3": "pixtral",
     "paligemma": "paligemma",
+    "qwen2_5_omni": "qwen_vl",
+    "qwen2_5_omni_thinker": "qwen_vl",
     "qwen2_5_vl": "qwen_vl",
     "qwen2_vl": "qwen_vl",
     "qwen3_5": "qwen_vl",
@@ -41,6 +47,8 @@ FAMILIES = {
 
 VIDEO_FAMILIES = {
     "internvl": "internvl_video",
+    "qwen2_5_omni": "qwen_video",
+    "qwen2_5_omni_thinker": "qwen_video",
     "qwen2_5_vl": "qwen_video",
     "qwen2_vl": "qwen_video",
     "qwen3_5": "qwen_video",
@@ -48,7 +56,13 @@ VIDEO_FAMILIES = {
     "qwen3_vl": "qwen_video",
     "qwen3_vl_moe": "qwen_video",
 }
-AUDIO_FAMILIES = {"qwen2_audio": "qwen_audio", "qwen3_asr": "qwen3_asr", "voxtral": "voxtral"}
+AUDIO_FAMILIES = {
+    "qwen2_5_omni": "qwen_audio",
+    "qwen2_5_omni_thinker": "qwen_audio",
+    "qwen2_audio": "qwen_audio",
+    "qwen3_asr": "qwen3_asr",
+    "voxtral": "voxtral",
+}
 """Modules of processors of videos and audio."""
 ANY_SIZE = frozenset(("glm4v", "idefics3", "pixtral", "qwen_video", "qwen_vl", "siglip2"))
 """Modules of models that read images of any size, so that a request may replace `size`. The towers of others read only

@@ -1,4 +1,4 @@
-"""Qwen2-Audio: the log-mel spectrogram of a clip of up to 30 s.
+"""Qwen2-Audio and Qwen2.5-Omni: the log-mel spectrogram of a clip of up to 30 s or 5 min.
 
 transformers' processor pads spectrograms to the complete window and masks the silence. Here only as much silence is
 kept as the convolutions read. Source: transformers processing_qwen2_audio.py, feature_extraction_whisper.py.
@@ -41,8 +41,8 @@ class QwenAudio:
     def tensors(self, samples: Array) -> dict[str, Array]:
         window = self.samples // HOP
         frames = -(-len(samples) // HOP)
-        spectrogram = log_mel(samples, mels=self.mels, frames=window)
         kept = min(frames + SILENCE, window)
+        spectrogram = log_mel(samples, mels=self.mels, frames=kept)
         return {
             "input_features": np.ascontiguousarray(spectrogram[:, :kept]),
             "feature_attention_mask": (np.arange(kept) < frames).astype(np.int64),

@@ -34,10 +34,14 @@ DEFAULTS_3: dict[str, Any] = {
     **{"size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}, "do_sample_frames": True},
 }
 BUDGET = 0.9  # share of the context that a video may fill, with cap_pixels_per_frame
+OMNI_FPS = 2.0  # frames in a second of a video that Qwen2.5-Omni reads
 LEAST = 1.05  # pixels of a frame, as a multiple of the shortest edge, with cap_pixels_per_frame
 
 Kind = Literal["qwen2", "qwen2_5", "qwen3"]
-KINDS: dict[str, Kind] = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2_5"}
+KINDS: dict[str, Kind] = {
+    **{"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2_5"},
+    **{"qwen2_5_omni": "qwen2_5", "qwen2_5_omni_thinker": "qwen2_5"},
+}
 """Kind by model type; others are of the kind qwen3."""
 
 
@@ -78,6 +82,8 @@ class QwenVideo:
     resample: int
     normalisation: Normalisation
     sampling: Sampling | None
+    rate: float | None = None
+    """Frames per second that the model assumes. None: the mean rate of the selected frames."""
 
     @property
     def modality(self) -> Modality:
@@ -169,7 +175,8 @@ class QwenVideo:
         patches, grid = patchify(self.normalisation.apply(small), self.patch_size, self.merge_size, self.frames)
         found = {"pixel_values_videos": patches, "video_grid_thw": grid}
         if self.kind == "qwen2_5":
-            found["second_per_grid_ts"] = np.array([self.frames / clip.sampled_rate(chosen)], np.float32)
+            rate = clip.sampled_rate(chosen) if self.rate is None else self.rate
+            found["second_per_grid_ts"] = np.array([self.frames / rate], np.float32)
         return found
 
 
@@ -180,7 +187,11 @@ def declare(files: Files) -> VideoProcessor:
     size = {**defaults["size"], **(settings["size"] if isinstance(settings["size"], dict) else {})}
     least = int(settings.get("min_pixels") or size["shortest_edge"])
     most = int(settings.get("max_pixels") or size["longest_edge"])
-    token = files.token("video_token", "<|video_pad|>")
+    if files.is_omni:
+        settings = {**settings, "do_sample_frames": True, "fps": settings.get("fps") or OMNI_FPS}
+        if settings["num_frames"] is not None:
+            settings["fps"] = None
+    token = files.token("video_token", "<|VIDEO|>" if files.is_omni else "<|video_pad|>")
     begin = files.token("vision_start_token", "<|vision_start|>")
     end = files.token("vision_end_token", "<|vision_end|>")
     fps, count = settings.get("fps"), settings["num_frames"]
@@ -204,4 +215,5 @@ def declare(files: Files) -> VideoProcessor:
         )
         if settings["do_sample_frames"]
         else None,
+        rate=float(settings["fps"]) if files.is_omni and settings["fps"] is not None else None,
     )

@@ -104,7 +104,7 @@ def patchify(pixels: Array, patch: int, merge: int, frames: int) -> tuple[Array,
 
 
 def declare(files: Files) -> Processor:
-    return declare_patches(QwenVL, files, DEFAULTS, "<|image_pad|>")
+    return declare_patches(QwenVL, files, DEFAULTS, "<|IMAGE|>" if files.is_omni else "<|image_pad|>")
 
 
 def declare_patches(kind: type[QwenVL], files: Files, defaults: dict[str, Any], token: str) -> QwenVL:

@@ -51,6 +51,11 @@ class Files:
         return found if isinstance(found, Mapping) else {}
 
     @property
+    def is_omni(self) -> bool:
+        """Return whether the model is Qwen-Omni, or its part that reads media."""
+        return str(self.config.get("model_type")).startswith("qwen2_5_omni")
+
+    @property
     def kind(self) -> str:
         """Class of the image processor, without the suffix for its back end."""
         name = self.image.get("image_processor_type") or self.image.get("feature_extractor_type") or ""

@@ -30,10 +30,11 @@ from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.media import media_sources
 from engine.models.modules import Modules, read_modules
-from engine.models.multimodal import AUDIO, media_architecture, placed, with_media
+from engine.models.multimodal import AUDIO, media_architecture, placed, reads_audio, with_media, with_towers
 from engine.models.parts import Model
 from engine.models.plugins import plugin_declaration
 from engine.models.quantized import Quantization, read_quantization
+from engine.models.qwen2_5_omni import thinker_config
 from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.retrieval import inner_config, retrieval_architecture, retrieval_modules
 from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
@@ -41,6 +42,7 @@ from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
 from engine.models.text_only import has_prefix_attention, text_architecture, text_config, text_decoder
 from engine.models.values import check_values
+from engine.models.whisper import with_alignment
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -99,10 +101,9 @@ def read_checkpoint(
     place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
     outer = written = _read_config(folder, blocks)
     retrieval, is_dual = retrieval_architecture(outer), _is_dual(outer)
-    if retrieval:
-        written = inner_config(outer)
+    written = inner_config(outer) if retrieval else thinker_config(outer)
     media = "" if task.text_only or blocks is not None else media_architecture(written)
-    wanted = task.audio if media in AUDIO else task.images
+    wanted = (task.audio and reads_audio(media)) or (task.images and media not in AUDIO)
     without_tower = bool(media) and not wanted and not has_prefix_attention(written)
     text_only, media = (task.text_only and not is_dual) or without_tower, "" if without_tower else media
     if text_only and has_prefix_attention(written):
@@ -116,11 +117,15 @@ def read_checkpoint(
     generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, written, trust_remote_code)
     model = _declared(declare, config, place)
+    left_out = None
     if media:
         architecture, declared = media, model
         model = _declared(lambda written: with_media(declared, written), written, place)
+        model, left_out = with_towers(model, images=task.images, audio=task.audio)
     if is_dual and model.media is not None and (task.text_only or not task.images):
         model = replace(model, media=None, unread=(*model.unread, *media_sources(model.media)))
+    if model.audio is not None:
+        model = with_alignment(model, config, generation, str(folder / "generation_config.json"))
     check_parts(model, place)
     check_values(model, place)
     if model.foreign is not None and (blocks is not None or not weights):
@@ -130,7 +135,7 @@ def read_checkpoint(
     if text_only and weights and blocks is None:
         model = text_decoder(model, read_tensors(folder))
     if media and weights:
-        model = placed(model, read_tensors(folder))
+        model = placed(model, read_tensors(folder), left_out)
     quantization = read_quantization(config, model, place)
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:

@@ -156,9 +156,9 @@ def pooling_head_sources(head: AttentionPool, path: str) -> Shapes:
 
 
 def media_sources(media: Media) -> Shapes:
-    """Return every tensor that a checkpoint must have for the tower and the projectors: name and shape."""
+    """Return every tensor that a checkpoint must have for the towers and the projectors: name and shape."""
     found: Shapes = {}
-    for stored in media_tensors(media).values():
+    for stored in (stored for one in media.towers for stored in media_tensors(one).values()):
         found[stored.name] = stored.shape
         if stored.scale:
             found[stored.scale] = stored.shape[:1]

@@ -18,22 +18,26 @@ from engine.models import (
     llava,
     llava_next,
     mistral3,
+    qwen2_5_omni,
     qwen2_audio,
     qwen3_asr,
     qwen_vl,
     voxtral,
 )
-from engine.models.media import Media, Projector, projector_tensors
+from engine.models.media import Media, Projector, media_sources, projector_tensors
 from engine.models.parts import Model, Patches
 from engine.models.sources import join
 from engine.models.text_only import text_decoder
 
 AUDIO = (*qwen2_audio.ARCHITECTURES, *qwen3_asr.ARCHITECTURES, *voxtral.ARCHITECTURES)
 """Architectures whose only media are audio clips."""
+THINKER = "thinker."
+"""Prefix of the tensors of the part of Qwen-Omni that reads media and replies with text."""
 DeclareMedia = Callable[[Mapping[str, Any], int], Media]
 FAMILIES = (
     *(gemma_media, glm4v, idefics3, internvl, kimi_vl, llama4_media, llava, llava_next, mistral3, qwen2_audio, qwen_vl),
     voxtral,
+    qwen2_5_omni,
     qwen3_asr,
 )
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
@@ -52,11 +56,36 @@ def with_media(model: Model, config: Mapping[str, Any]) -> Model:
     return replace(model, media=ARCHITECTURES[name]({**config, "architectures": [name]}, model.embed.hidden))
 
 
-def placed(model: Model, names: Mapping[str, object]) -> Model:
-    """Return the model with the names of its tensors in a checkpoint, whose prefixes depend on the exporter."""
+def reads_audio(architecture: str) -> bool:
+    return architecture in AUDIO or architecture in qwen2_5_omni.ARCHITECTURES
+
+
+def with_towers(model: Model, *, images: bool, audio: bool) -> tuple[Model, Media | None]:
+    """Return the model without the tower whose items are turned off, if it has separate ones, and that tower."""
+    media = model.media
+    if media is None or media.audio is None or (images and audio):
+        return model, None
+    visual = replace(media, audio=None)
+    kept, left_out = (visual, media.audio) if images else (media.audio, visual)
+    return replace(model, media=kept), left_out
+
+
+def placed(model: Model, names: Mapping[str, object], left_out: Media | None = None) -> Model:
+    """Return the model with the names of its tensors in a checkpoint, whose prefixes depend on the exporter.
+
+    left_out: a tower whose tensors are not read."""
     if not names or model.media is None:
         return model
+    if any(name.startswith(THINKER) for name in names):  # a complete checkpoint, which generates speech too
+        own = {name: names[name] for name in names if name.startswith(THINKER)}
+        model = replace(model, unread=(*model.unread, *(name for name in names if name not in own)))
+        names = own
+    if left_out is not None:
+        other = _placed(left_out, names)
+        rest = (join(other.tower.root, f"{one}.weight") for one in other.tower.unread)
+        model = replace(model, unread=(*model.unread, *media_sources(other), *rest))
     decoder, media = text_decoder(model, names), model.media
+    assert media is not None, "checked at the beginning"
     return replace(decoder, unread=model.unread, media=_placed(media, names))
 
 
@@ -69,6 +98,7 @@ def _placed(media: Media, names: Mapping[str, object]) -> Media:
         media,
         tower=replace(tower, root=tower.root if root is None else root),
         projectors=tuple(_placed_projector(one, names) for one in media.projectors),
+        audio=None if media.audio is None else _placed(media.audio, names),
     )
     if tiles is None:
         return made

@@ -776,6 +776,9 @@ class AudioEmbedding:
     table: str = "embed_positions"
     name: str = ""  # prefix of the names
     complete: bool = False  # an item is one or more complete windows, without a mask
+    chunk: int = 0
+    """Frames of a chunk: a spectrogram of any length is divided (Qwen2.5-Omni). The positions of a chunk attend to one
+    another, and their rows are sines and cosines. 0: one chunk of up to `frames`, with a table."""
 
     @property
     def frames(self) -> int:
@@ -892,6 +895,19 @@ class Pooler:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """Heads of cross-attention whose weights follow the audio: they give the times of the tokens of a transcript."""
+
+    heads: tuple[tuple[int, int], ...]  # (block of the decoder, head), in ascending order
+    median_width: int = 7  # positions of the median filter, an odd number
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The blocks that have such heads."""
+        return tuple(dict.fromkeys(layer for layer, _ in self.heads))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Encoder:
     """Encoder of an encoder-decoder model. Its token embedding is the decoder's. An encoder of audio reads complete
     windows of `max_encoder_input` positions."""
@@ -901,6 +917,7 @@ class Encoder:
     norm: Norm | None
     max_encoder_input: int  # in tokens
     layers: str
+    alignment: Alignment | None = None  # of a speech model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1130,6 +1147,7 @@ class GridPositions:
     """Position in time of a video's frame: its number; its time in units of 1 / tokens_per_second (Qwen2.5-VL); or 0,
     as each frame is an item of its own between text tokens (Qwen3-VL)."""
     tokens_per_second: float = 1.0
+    after_time: bool = False  # the next text token continues after the largest position in time too (Qwen2.5-Omni)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1150,6 +1168,7 @@ class Media:
     these blocks of the text model (Qwen3-VL)."""
     positions: GridPositions | None = None
     tiles: Tiles | None = None
+    audio: "Media | None" = None  # tower for audio clips, if this one is for images and videos
     is_vector: bool = False
     """An item is a prompt of its own, of one token, and its only embedding is the vector of the prompt. The text model
     does not read it (CLIP)."""
@@ -1159,7 +1178,13 @@ class Media:
         """Modalities of the items that the tower reads."""
         if not isinstance(self.tower.patches, Patches):
             return ("audio",)
-        return ("image",) if self.video_token is None else ("image", "video")
+        visual: tuple[Modality, ...] = ("image",) if self.video_token is None else ("image", "video")
+        return visual if self.audio is None else (*visual, "audio")
+
+    @property
+    def towers(self) -> tuple["Media", ...]:
+        """All towers: this one, and the one for audio clips if there is one."""
+        return (self,) if self.audio is None else (self, self.audio)
 
     @property
     def width(self) -> int:

@@ -47,7 +47,7 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
     if architecture == _QWEN2:
         return _with_tokens(_qwen2(config, hidden), config, (16, 24, 24))
     if architecture == _QWEN2_5:
-        return _with_tokens(_qwen2_5(config, hidden), config, (16, 24, 24))
+        return _with_tokens(qwen2_5_media(config, hidden), config, (16, 24, 24))
     if architecture in _QWEN3:
         return _with_tokens(_qwen3(config, hidden, deepstack=True), config, (24, 20, 20))
     return _with_tokens(_qwen3(config, hidden, deepstack=False), config, (11, 11, 10))
@@ -120,7 +120,9 @@ def _qwen2(config: Mapping[str, Any], hidden: int) -> Media:
     return _media(c, _tower(c, _attention(c), mlp, norm), (_merger(c, norm, hidden),), hidden, "frames")
 
 
-def _qwen2_5(config: Mapping[str, Any], hidden: int) -> Media:
+def qwen2_5_media(config: Mapping[str, Any], hidden: int, sources: tuple[str, str, str] = ("qkv",) * 3) -> Media:
+    """Return the tower of Qwen2.5-VL, without placeholders and sections. sources: names of the projections to queries,
+    keys and values."""
     c = _settings(config, _DEFAULTS_2_5)
     norm = RMSNorm(size=c.hidden, eps=_EPS)
     mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation(), bias=True)
@@ -132,7 +134,9 @@ def _qwen2_5(config: Mapping[str, Any], hidden: int) -> Media:
             "token in pixels"
         )
     tower = replace(
-        _tower(c, _attention(c), mlp, norm), window=squares * side, whole=whole_numbers(c.values[_WHOLE], _WHOLE)
+        _tower(c, replace(_attention(c), sources=(*sources, "proj")), mlp, norm),
+        window=squares * side,
+        whole=whole_numbers(c.values[_WHOLE], _WHOLE),
     )
     made = _media(c, tower, (_merger(c, norm, hidden),), hidden, "seconds")
     assert made.positions is not None, "Qwen has positions in three directions"

@@ -627,7 +627,7 @@ def audio_sources(embed: AudioEmbedding, root: str) -> Shapes:
     for name, inputs in zip(embed.convolutions, (embed.mels, embed.hidden), strict=True):
         found[join(path, name, "weight")] = (embed.hidden, inputs, 3)
         found[join(path, name, "bias")] = (embed.hidden,)
-    return found | {join(path, embed.table, "weight"): (embed.positions, embed.hidden)}
+    return found if embed.chunk else found | {join(path, embed.table, "weight"): (embed.positions, embed.hidden)}
 
 
 def _pooler_sources(model: Model) -> Shapes:
@@ -867,8 +867,8 @@ def harmless(model: Model, name: str) -> bool:
     if name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread:
         return True
     if model.media is not None:
-        tower = model.media.tower
-        if name.startswith(tuple(join(tower.root, one) for one in tower.unread)):
+        towers = (one.tower for one in model.media.towers)
+        if name.startswith(tuple(join(tower.root, one) for tower in towers for one in tower.unread)):
             return True
     return model.head is not None and model.head.tied and name == f"{model.head.name}.weight"
 

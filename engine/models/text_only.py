@@ -35,7 +35,15 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"vocab_size": 262_144},
         },
     ),
+    "glm4v_moe_text": ("Glm4MoeForCausalLM", {"vocab_size": 151_424, "attention_bias": True}),
     "glm4v_text": ("Glm4ForCausalLM", {"head_dim": None, "rms_norm_eps": 1e-5}),
+    "glm_ocr_text": (
+        "Glm4ForCausalLM",
+        {
+            **{"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 16},
+            **{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "vocab_size": 59_392, "attention_bias": False},
+        },
+    ),
     "granite": ("GraniteForCausalLM", {}),
     "llama": (
         "LlamaForCausalLM",
@@ -66,6 +74,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2_5_omni_text": ("Qwen2ForCausalLM", {}),
     "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),

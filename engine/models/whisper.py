@@ -8,12 +8,15 @@ Source: transformers modeling_whisper.py.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.bart import Side, side_block
-from engine.models.config import MAX_LAYERS, Config
+from engine.models.config import MAX_LAYERS, Config, shown
 from engine.models.parts import (
+    Alignment,
+    Attention,
     AudioEmbedding,
     Block,
     Body,
@@ -70,3 +73,35 @@ def declare(config: Mapping[str, Any]) -> Model:
         ),
         unread=("proj_out.",),  # a stored copy of the token embedding
     )
+
+
+def with_alignment(model: Model, config: Mapping[str, Any], generation: Mapping[str, Any], place: str) -> Model:
+    """Return the model with the alignment heads of generation_config.json; by default those of the upper half of the
+    decoder, as in the reference implementation. place: name of the file in errors. Raises CheckpointError."""
+    assert model.encoder is not None, "a speech model has an encoder"
+    layers = len(model.blocks)
+    heads = next(part.body.heads for part in model.blocks[0] if isinstance(part.body, Attention) and part.body.source)
+    given = generation.get("alignment_heads")
+    if given is None:
+        found = {(layer, head) for layer in range(layers // 2, layers) for head in range(heads)}
+    else:
+        if not isinstance(given, list) or not given:
+            raise CheckpointError(f"{place}: alignment_heads is {shown(given)}; it must be a list of layers and heads")
+        found = {_alignment_head(pair, layers, heads, place) for pair in given}
+    width = Config.of(config, median_filter_width=7).whole("median_filter_width")
+    if width % 2 == 0:
+        raise CheckpointError(f"config.json: median_filter_width is {width}; it must be odd")
+    alignment = Alignment(heads=tuple(sorted(found)), median_width=width)
+    return replace(model, encoder=replace(model.encoder, alignment=alignment))
+
+
+def _alignment_head(pair: Any, layers: int, heads: int, place: str) -> tuple[int, int]:
+    ids = pair if isinstance(pair, list) else []
+    if len(ids) != 2 or any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+        raise CheckpointError(f"{place}: alignment_heads has {shown(pair)}; each entry must be a layer and a head")
+    layer, head = ids
+    if not (0 <= layer < layers and 0 <= head < heads):
+        raise CheckpointError(
+            f"{place}: alignment_heads has {shown(pair)}; the decoder has {layers} layers of {heads} heads"
+        )
+    return layer, head

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.api.messages import Sampling, SpeechRules
+from engine.api.messages import AlignmentOptions, Sampling, SpeechRules
 
 GREEDY_BELOW = 1e-5  # lower temperatures are greedy
 LOWEST_TEMPERATURE = 0.01  # others are raised to this, so that logits / temperature does not overflow float32
@@ -53,6 +53,7 @@ class Columns:
         self.logprobs: dict[int, LogprobRequest] = {}
         self.prompt_logprobs: dict[int, int] = {}
         self.speech: dict[int, SpeechRules] = {}
+        self.alignment: dict[int, AlignmentOptions] = {}
         self.routed: set[int] = set()  # slots that return the selected experts
         self._allowed_bits: dict[int, np.ndarray] = {}
 
@@ -91,6 +92,8 @@ class Columns:
             self.prompt_logprobs[slot] = sampling.prompt_logprobs
         if sampling.speech is not None:
             self.speech[slot] = sampling.speech
+        if sampling.alignment is not None:
+            self.alignment[slot] = sampling.alignment
         if sampling.return_routed_experts:
             self.routed.add(slot)
 
@@ -98,6 +101,7 @@ class Columns:
         for sparse in (self.stop_ids, self.allowed, self.bias, self.bad_words, self.logprobs, self.prompt_logprobs):
             sparse.pop(slot, None)
         self.speech.pop(slot, None)
+        self.alignment.pop(slot, None)
         self.routed.discard(slot)
         self._allowed_bits.pop(slot, None)
 

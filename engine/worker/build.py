@@ -325,9 +325,9 @@ def _loaded_draft(
 
 def _media_store(config: EngineConfig, text_model: TextModel | ForeignModel) -> MediaStore | None:
     media = text_model.model.media
-    if media is None or not isinstance(text_model, TextModel) or text_model.tower is None:
+    if media is None or not isinstance(text_model, TextModel) or text_model.towers is None:
         return None
-    return MediaStore(media, text_model.tower, text_model.dtype, text_model.device, config.cache.media)
+    return MediaStore(media, text_model.towers, text_model.dtype, text_model.device, config.cache.media)
 
 
 def _reserve(config: EngineConfig, form: Layout, *, speech: bool) -> int:

@@ -39,14 +39,14 @@ def prompt_positions(tokens: int, items: tuple[MediaItem, ...], declared: GridPo
     """Return the positions of a prompt of this many tokens."""
     found = np.empty((tokens, 3), np.int64)
     at = following = 0  # index of the next token, and its position
-    for item in items:
+    for item in (one for one in items if one.modality != "audio"):  # positions of audio are those of text
         for grid, (first, count) in zip(_grids(item, declared), item.spans, strict=False):
             found[at:first] = (following + np.arange(first - at))[:, None]
             following += first - at
             places = grid[:count]
             found[first : first + len(places)] = following + places
             found[first + len(places) : first + count] = following
-            following += int(places[:, 1:].max(initial=-1)) + 1
+            following += int(places[:, 0 if declared.after_time else 1 :].max(initial=-1)) + 1
             at = first + count
     found[at:] = (following + np.arange(tokens - at))[:, None]
     return PromptPositions(found, int(found.max(initial=-1)) + 1 - tokens)

@@ -17,6 +17,7 @@ from engine.layers.model import TextModel
 from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
+from engine.worker.alignment import Aligner
 from engine.worker.batch import build_batch
 from engine.worker.drafting import Drafter
 from engine.worker.logit_fingerprint import logit_fingerprint
@@ -43,6 +44,11 @@ class HostRunner:
         """media: of a model that reads more than text. draft: model that drafts tokens after each step."""
         self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
         self._states, self._media, self._draft = states, media, draft
+        model = text_model.model
+        self._aligner = None
+        if isinstance(text_model, TextModel) and model.encoder is not None and model.encoder.alignment is not None:
+            native = text_model.target.team is not None
+            self._aligner = Aligner(text_model.program, model.encoder, layout, text_model.world, native=native)
         self._noise = Noise(text_model.model.embed.vocab, pages.device, text_model.target.team)
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
@@ -53,6 +59,8 @@ class HostRunner:
         self._table.apply(plan)
         if self._media is not None:
             self._media.apply(plan)
+        if self._aligner is not None:
+            self._aligner.apply(plan)
         rows = plan_rows(plan)
         if not len(rows.slots):
             return StepResult(plan.step, ())
@@ -81,6 +89,10 @@ class HostRunner:
         routed = self._table.routed_rows(rows.slots)
         if routed and (routes := self._text_model.routes_of_step(batch.tokens)) is not None:
             result = replace(result, routes=routes_of_rows(rows, routed, routes.cpu().numpy()))
+        if self._aligner is not None and self._table.columns.alignment:
+            queries = self._text_model.queries
+            assert queries is not None, "the program keeps the queries of alignment heads"
+            result = replace(result, alignments=self._aligner.run(rows, queries, self._table, self._pages))
         if self._draft is not None:
             kept = self._text_model.kept_states
             result = replace(result, drafts=self._draft.run(plan, result, hidden if kept is None else kept))

@@ -116,7 +116,7 @@ def test_realtime_transcribes_buffers_in_order(service: Appliance, client: opena
             assert fault["error"]["event_id"] == "mine"
     assert seconds_of(service) - before == pytest.approx(3.5, abs=0.01)
     for session, what in (
-        ({"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}, "turn_detection must be null"),
+        ({"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}, "turn_detection must be null, or"),
         ({"input_audio_format": "g711_ulaw"}, "must have the type audio/pcm"),
         ({"audio": {"input": {"transcription": {"model": "other"}}}}, "does not exist"),
         ({"type": "realtime"}, "must be transcription"),

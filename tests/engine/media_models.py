@@ -105,7 +105,7 @@ def saved(model: Any, folder: Path) -> Any:
                 weight.add_(0.1 * torch.randn_like(weight))
             else:
                 weight.normal_(0, 0.1)
-        model.lm_head.weight[IMAGE] = 0  # transformers takes it for another image if it is in a reply
+        model.get_output_embeddings().weight[IMAGE] = 0  # transformers takes it for another image if it is in a reply
     model.float().eval().save_pretrained(folder)
     return model
 
@@ -196,6 +196,39 @@ def paligemma(folder: Path) -> Family:
     return Family(saved(model, folder), folder, types="prefix")
 
 
+def glm(folder: Path, name: str, **text: Any) -> Family:
+    inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | text
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5, "rope_theta": 10_000.0}
+    eyes = {**QWEN_EYES, "image_size": 16}
+    config = getattr(transformers, f"{name}Config")(
+        text_config=inner | {"rope_parameters": rope}, vision_config=eyes, image_token_id=IMAGE
+    )
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    return Family(saved(model, folder), folder, types="mm_token_type_ids")
+
+
+def llama4(folder: Path) -> Family:
+    text = transformers.Llama4TextConfig(
+        **{key: value for key, value in TEXT.items() if key != "intermediate_size"},
+        **{
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 3,
+            "interleave_moe_layer_step": 2,
+        },
+    )
+    eyes = transformers.Llama4VisionConfig(
+        **{"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+        **{"patch_size": 4, "image_size": 16, "vision_output_dim": 18},
+        **{"projector_input_dim": 18, "projector_output_dim": 18},
+    )
+    config = transformers.Llama4Config(text_config=text, vision_config=eyes, image_token_index=IMAGE)
+    return Family(saved(transformers.Llama4ForConditionalGeneration(config), folder), folder)
+
+
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+EXPERTS |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8}
+
 FAMILIES = {
     "llava": (llava, llava_picture),
     "qwen2-vl": (
@@ -228,6 +261,9 @@ FAMILIES = {
         ),
         qwen_picture,
     ),
+    "llama4": (llama4, lambda seed: picture((seed, 3, 16, 16), 4 * seed, seed)),
+    "glm-4.5v": (lambda folder: glm(folder, "Glm4vMoe", **EXPERTS), qwen_picture),
+    "glm-ocr": (lambda folder: glm(folder, "GlmOcr", head_dim=8), qwen_picture),
     "gemma3": (gemma3, lambda seed: picture((1, 3, 24, 24), 9, seed)),
     "paligemma": (paligemma, llava_picture),
 }

@@ -195,7 +195,7 @@ DESCRIPTIONS: dict[str | tuple[str, str], str] = {
     "file": "Audio file: WAV, FLAC, Ogg or MP3.",
     "language": "Language of the recording as a code such as `en`, or an English name; default: detected.",
     "to_language": "Language of the translation; only `en`.",
-    "timestamp_granularities": "Parts with timestamps in `verbose_json`: `segment`.",
+    "timestamp_granularities": "Parts with timestamps in `verbose_json`: `segment`, `word`, both; streams: words.",
     **{
         (schema, field): text
         for schema in ("TranscriptionRequest", "TranslationRequest")

@@ -19,10 +19,22 @@ async def text_deltas(pieces: AsyncIterator[str]) -> AsyncGenerator[str, None]:
             yield delta
 
 
-async def transcript_events(pieces: AsyncIterator[str], usage: Callable[[], dict[str, Any]]) -> AsyncIterator[bytes]:
-    """Yield the events of a stream."""
-    text = ""
+def no_words() -> list[dict[str, Any]]:
+    return []
+
+
+async def transcript_events(
+    pieces: AsyncIterator[str],
+    usage: Callable[[], dict[str, Any]],
+    words: Callable[[], list[dict[str, Any]]] = no_words,
+) -> AsyncIterator[bytes]:
+    """Yield the events of a stream. words: returns the words of the pieces so far; a delta has those that are new."""
+    text, sent = "", 0
     async for delta in text_deltas(pieces):
         text += delta
-        yield record({"type": "transcript.text.delta", "delta": delta})
-    yield record({"type": "transcript.text.done", "text": text, "usage": usage()})
+        timed = words()
+        new = {"words": timed[sent:]} if timed[sent:] else {}
+        sent = len(timed)
+        yield record({"type": "transcript.text.delta", "delta": delta, **new})
+    every = {"words": timed} if (timed := words()) else {}
+    yield record({"type": "transcript.text.done", "text": text, **every, "usage": usage()})

@@ -6,6 +6,15 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word of a transcript. Times are seconds of the recording."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
 class Segment:
     """Part of a transcript. Times are seconds of the recording."""
 
@@ -18,6 +27,7 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: tuple[Word, ...] = ()  # empty unless the request has times of words
 
 
 def joined(segments: Sequence[Segment]) -> str:
@@ -37,6 +47,14 @@ def verbose_segment(index: int, segment: Segment) -> dict[str, Any]:
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech_prob,
     }
+
+
+def verbose_words(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    return [
+        {"word": word.text, "start": round(word.start, 2), "end": round(word.end, 2)}
+        for segment in segments
+        for word in segment.words
+    ]
 
 
 def srt(segments: Sequence[Segment]) -> str:

@@ -1,6 +1,7 @@
 """Options of one request, and the sequences of its windows."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.config.gateway import SpeechModel
@@ -11,7 +12,7 @@ from appliance.server.speech.model import SpeechTokens
 from appliance.server.speech.transcript import TEMPERATURES
 from engine.api.errors import RequestError
 from engine.api.media import MediaItem
-from engine.api.messages import Sampling, SpeechRules, Submit
+from engine.api.messages import AlignmentOptions, Sampling, SpeechRules, Submit
 from engine.api.ranges import (
     check_max_tokens,
     check_penalty,
@@ -36,6 +37,8 @@ class SpeechPlan:
     before: tuple[int, ...]  # tokens of the text before the recording
     temperatures: tuple[float, ...]
     seed: int
+    words: bool = False  # the reply has the times of words
+    segments: bool = True  # verbose_json has the segments
 
     def submit(self, number: int, item: MediaItem, language: str | None, attempt: int) -> Submit:
         """Return the sequence of one pass. number: distinguishes the passes of a request."""
@@ -58,6 +61,25 @@ class SpeechPlan:
             owner=self.served.owner,
             share=self.served.share,
             ttft_deadline=ttft_deadline if number == 0 else None,
+            deadline=deadline,
+            source=self.model.positions,
+            media=(item,),
+        )
+
+    def alignment(self, number: int, item: MediaItem, language: str, text: Sequence[int], positions: int) -> Submit:
+        """Return the sequence that aligns the text of a pass with its audio, which has this many positions. The rows of
+        the alignment are the token before each token of the text, and the last one."""
+        tokens = self.tokens
+        begin = (tokens.start, *(group[0] for group in self._begin(language)))
+        _, deadline = self.served.deadlines.resolve(self.body, self.served.arrived_s)
+        return Submit(
+            id=f"{self.served.request_id}-{number}",
+            prompt=(*(tokens.start,) * self.model.positions, *begin, tokens.no_timestamps, *text),
+            sampling=Sampling(alignment=AlignmentOptions(len(begin), positions)),
+            max_tokens=0,
+            priority=self.served.resolved_priority(self.body.priority),
+            owner=self.served.owner,
+            share=self.served.share,
             deadline=deadline,
             source=self.model.positions,
             media=(item,),
@@ -103,9 +125,11 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
     tokens = SpeechTokens(served.text.tokenizer, model)
     translates = isinstance(body, TranslationRequest)
     check_fields(body)
-    if isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities:
+    words = isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities
+    if words and body.response_format != "verbose_json" and not (body.stream and body.response_format == "json"):
         raise RequestError(
-            "timestamp_granularities: word is not supported; segments have timestamps.", "timestamp_granularities"
+            "timestamp_granularities: word needs response_format verbose_json, or a stream of json.",
+            "timestamp_granularities",
         )
     if translates and not tokens.languages:
         raise RequestError("This model transcribes English only and cannot translate. Use another model.", "model")
@@ -132,6 +156,8 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
         before=before,
         temperatures=(fixed,) if fixed else TEMPERATURES,
         seed=secrets.randbits(62) if body.seed is None else body.seed,
+        words=words,
+        segments=not words or "segment" in body.timestamp_granularities,
     )
 
 

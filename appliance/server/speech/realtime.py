@@ -1,7 +1,8 @@
 """WebSocket /v1/realtime: transcription of audio that arrives in pieces, with OpenAI's events (docs/speech.md).
 
-A client appends PCM samples to a buffer and commits it. Each committed buffer is an item, whose transcript arrives in
-deltas and then completely. Items of a connection are transcribed in order, while the client sends further audio.
+A client appends PCM samples to a buffer and commits it, or the server commits it where speech ends
+(`turn_detection`). Each committed buffer is an item, whose transcript arrives in deltas and then completely. Items of a
+connection are transcribed in order, while the client sends further audio.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import math
 import uuid
 from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
@@ -40,6 +41,7 @@ from appliance.server.speech.decoder import Transcription, check_decoder, plan_d
 from appliance.server.speech.events import text_deltas
 from appliance.server.speech.plan import plan_speech
 from appliance.server.speech.routes import Recognition, runner_of
+from appliance.server.speech.turns import LOUD_FRAMES, SAMPLE_BYTES, Turn, TurnDetection, TurnDetector
 from engine.api.errors import RequestError
 from engine.media.processed import MediaError
 
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
 PATH = "/v1/realtime"
 PCM = "audio/pcm"
-SAMPLE_BYTES = 2
+VAD = "server_vad"
 RATES = (8_000, 48_000)
 SHORTEST_S = 0.1
 MAX_WAITING = 16
@@ -68,6 +70,8 @@ class Session:
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
+    turns: TurnDetection | None = None
+    """Detection of turns. None if the client commits."""
 
     def shown(self, id: str) -> dict[str, Any]:
         """Return the session of an event."""
@@ -80,7 +84,7 @@ class Session:
                 "input": {
                     "format": {"type": PCM, "rate": self.rate},
                     "transcription": transcription,
-                    "turn_detection": None,
+                    "turn_detection": None if self.turns is None else {"type": VAD, **asdict(self.turns)},
                     "noise_reduction": None,
                 }
             },
@@ -109,6 +113,11 @@ class Connection:
     session: Session
     id: str = field(default_factory=lambda: f"sess_{uuid.uuid4().hex}")
     buffer: bytearray = field(default_factory=bytearray)
+    first: int = 0
+    """Number of the buffer's first sample, since turns are detected."""
+    detector: TurnDetector | None = None
+    speech: str = ""
+    """Id of the item whose speech has begun."""
     previous: str | None = None
     items: asyncio.Queue[Item] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING))
     waiting_s: float = 0.0
@@ -159,15 +168,18 @@ class Connection:
     async def _handle(self, event: dict[str, Any]) -> None:
         match event.get("type"):
             case "session.update" | "transcription_session.update":
-                self.session = _updated(self.service, self.session, event.get("session"))
+                self._update(_updated(self.service, self.session, event.get("session")))
                 await self.send("session.updated", session=self.session.shown(self.id))
             case "input_audio_buffer.append":
-                self._append(event.get("audio"))
+                await self._append(event.get("audio"))
             case "input_audio_buffer.clear":
+                self._drop(len(self.buffer) // SAMPLE_BYTES)
                 self.buffer.clear()
+                if self.detector is not None:
+                    self.detector.restart(self.first)
                 await self.send("input_audio_buffer.cleared")
             case "input_audio_buffer.commit":
-                await self._commit()
+                await self._commit_buffer()
             case kind:
                 raise RequestError(
                     f"The event type {str(kind)[:100]!r} is not supported. Use session.update or "
@@ -175,7 +187,15 @@ class Connection:
                     "type",
                 )
 
-    def _append(self, audio: Any) -> None:
+    def _update(self, session: Session) -> None:
+        if session.turns != self.session.turns or session.rate != self.session.rate:
+            longest = int(self.service.config.limits.max_audio_seconds * session.rate)
+            self.detector = None if session.turns is None else TurnDetector(session.turns, session.rate, longest)
+            self.buffer.clear()
+            self.first = 0
+        self.session = session
+
+    async def _append(self, audio: Any) -> None:
         try:
             if not isinstance(audio, str):
                 raise TypeError
@@ -197,19 +217,49 @@ class Connection:
                 "audio",
             )
         self.buffer += data
+        if self.detector is not None:
+            for turn in self.detector.feed(data):
+                await self._turn(turn, self.detector)
+            if not self.detector.speaking:
+                self._drop(self.detector.position - self.detector.kept - self.first)
 
-    async def _commit(self) -> None:
-        seconds = len(self.buffer) / SAMPLE_BYTES / self.session.rate
+    async def _turn(self, turn: Turn, detector: TurnDetector) -> None:
+        milliseconds = turn.sample * 1000 // detector.rate
+        if turn.kind == "started":
+            self._drop(turn.sample - (detector.kept - LOUD_FRAMES * detector.frame) - self.first)
+            self.speech = f"item_{uuid.uuid4().hex}"
+            await self.send("input_audio_buffer.speech_started", audio_start_ms=milliseconds, item_id=self.speech)
+            return
+        await self.send("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=self.speech)
+        end = (turn.sample - self.first) * SAMPLE_BYTES
+        spoken = bytes(self.buffer[:end])
+        self._drop(turn.sample - self.first)
+        await self._commit(spoken, self.speech)
+
+    def _drop(self, samples: int) -> None:
+        """Drop samples at the beginning of the buffer."""
+        if samples > 0:
+            del self.buffer[: samples * SAMPLE_BYTES]
+            self.first += samples
+
+    async def _commit_buffer(self) -> None:
+        audio = bytes(self.buffer)
+        await self._commit(audio, f"item_{uuid.uuid4().hex}")
+        self._drop(len(audio) // SAMPLE_BYTES)
+        if self.detector is not None:
+            self.detector.reset()
+
+    async def _commit(self, audio: bytes, id: str) -> None:
+        seconds = len(audio) / SAMPLE_BYTES / self.session.rate
         if seconds < SHORTEST_S:
             raise RequestError(f"The buffer has {seconds:.2f} s of audio; {SHORTEST_S} s are needed.", "audio")
-        if len(self.buffer) % SAMPLE_BYTES:
+        if len(audio) % SAMPLE_BYTES:
             raise RequestError("The buffer has an odd number of bytes; a sample has two.", "audio")
         if self.service.closed:
             raise RequestError(DRAINING, "type")
         if self.items.full():
             raise RequestError(f"{MAX_WAITING} items wait for their transcripts. Wait for one of them.", "type")
-        item = Item(f"item_{uuid.uuid4().hex}", bytes(self.buffer), self.session)
-        self.buffer.clear()
+        item = Item(id, audio, self.session)
         await self.send("input_audio_buffer.committed", item_id=item.id, previous_item_id=self.previous)
         content = [{"type": "input_audio", "transcript": None}]
         message = {"id": item.id, "object": "realtime.item", "type": "message", "role": "user", "status": "completed"}
@@ -330,14 +380,11 @@ def _updated(service: Service, session: Session, given: Any) -> Session:
     former = {
         "format": given.get("input_audio_format"),
         "transcription": given.get("input_audio_transcription"),
-        "turn_detection": given.get("turn_detection"),
+        **({"turn_detection": given["turn_detection"]} if "turn_detection" in given else {}),
     }
     settings: dict[str, Any] = source if isinstance(source, dict) else former
-    if settings.get("turn_detection") is not None:
-        raise RequestError(
-            "turn_detection must be null: the client commits the buffer.", "session.audio.input.turn_detection"
-        )
-    found = replace(session, rate=_rate(settings.get("format"), session.rate))
+    turns = _turns(settings["turn_detection"]) if "turn_detection" in settings else session.turns
+    found = replace(session, rate=_rate(settings.get("format"), session.rate), turns=turns)
     wanted = settings.get("transcription")
     if wanted is None:
         return found
@@ -351,6 +398,26 @@ def _updated(service: Service, session: Session, given: Any) -> Session:
         ) from None
     service.model_name(body.model or session.model)
     return replace(found, model=body.model or session.model, language=body.language, prompt=body.prompt)
+
+
+def _turns(given: Any) -> TurnDetection | None:
+    """Return the settings of turn detection, or None if the client commits."""
+    place = "session.audio.input.turn_detection"
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.get("type") != VAD:
+        raise RequestError(f"turn_detection must be null, or an object of the type {VAD}.", place)
+    limits = {"threshold": 1.0, "prefix_padding_ms": 5_000, "silence_duration_ms": 10_000}
+    wanted = {name: value for name, value in given.items() if name != "type" and value is not None}
+    for name, value in wanted.items():
+        if name not in limits:
+            raise RequestError(
+                f"turn_detection: {name[:100]!r} is not supported. Leave it out.", f"{place}.{name[:100]}"
+            )
+        types = (int, float) if name == "threshold" else (int,)
+        if not isinstance(value, types) or isinstance(value, bool) or not 0 <= value <= limits[name]:
+            raise RequestError(f"{name} must be a number from 0 to {limits[name]:g}.", f"{place}.{name}")
+    return TurnDetection(**wanted)
 
 
 def _rate(given: Any, rate: int) -> int:

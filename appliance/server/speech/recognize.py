@@ -8,15 +8,17 @@ temperature.
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from appliance.server.speech.formats import Segment
+from appliance.server.speech.formats import Segment, Word
 from appliance.server.speech.plan import SpeechPlan
 from appliance.server.speech.transcript import POSITION_S, Decoded, average_logprob, cut_segments
+from appliance.server.speech.words import timed_words, token_starts, words_of
+from engine.api.media import MediaItem
 from engine.api.messages import Delta, Submit
 from engine.media.audio import Window, windows
 from engine.media.spectrogram import HOP, SAMPLE_RATE, Samples, log_mel, spectrogram_item
@@ -66,14 +68,18 @@ class Recognizer:
         while seek < content:
             spectrogram = np.zeros_like(whole)
             spectrogram[:, : frames - seek] = whole[:, seek:]
-            decoded = await self._decoded(spectrogram)
+            item = await asyncio.to_thread(spectrogram_item, spectrogram)
+            decoded = await self._decoded(item)
             positions = max(1, math.ceil((content - seek) / 2))
             cut, covered = cut_segments(decoded.tokens, self.plan.tokens.zero, positions)
             if decoded.is_silence:
                 break
             offset_s = window.seconds + seek * HOP / SAMPLE_RATE
+            starts = await self._token_starts(decoded, item, min(positions, self.plan.model.positions))
+            at = 0  # number of the piece's first token of text
             for piece in cut:
-                text = self._text(piece.tokens)
+                text, own = self._text(piece.tokens), self._text_tokens(piece.tokens)
+                at += len(own)
                 if piece.start == piece.end or not text.strip():
                     continue
                 found.append(
@@ -87,14 +93,32 @@ class Recognizer:
                         avg_logprob=decoded.avg_logprob,
                         compression_ratio=decoded.compression_ratio,
                         no_speech_prob=decoded.no_speech_prob,
+                        words=self._words(own, starts[at - len(own) :], decoded.language, offset_s),
                     )
                 )
             seek += 2 * covered
         return found
 
-    async def _decoded(self, spectrogram: Samples) -> Decoded:
+    async def _token_starts(self, decoded: Decoded, item: MediaItem, positions: int) -> list[int]:
+        """Return the positions at which the tokens of the text of a pass begin, and the end of the last one; nothing
+        unless the request has times of words."""
+        text = self._text_tokens(decoded.tokens)
+        if not self.plan.words or not text:
+            return []
+        submit = self.plan.alignment(next(self._numbers), item, decoded.language, text, positions)
+        found = (await self._run(submit))[-1].alignment
+        assert found is not None, "a sequence that is aligned returns its alignment"
+        alignment = np.frombuffer(found.values, "<f4").reshape(found.shape)
+        return (await asyncio.to_thread(token_starts, alignment)).tolist()
+
+    def _words(self, tokens: list[int], starts: Sequence[int], language: str, offset_s: float) -> tuple[Word, ...]:
+        if not starts:
+            return ()
+        times = [min(offset_s + start * POSITION_S, self.seconds) for start in starts]
+        return tuple(timed_words(words_of(tokens, self.plan.tokens.tokenizer.decode, language), times))
+
+    async def _decoded(self, item: MediaItem) -> Decoded:
         """Decode a pass, at rising temperatures until the text is plausible."""
-        item = await asyncio.to_thread(spectrogram_item, spectrogram)
         for attempt in range(len(self.plan.temperatures)):
             submit = self.plan.submit(next(self._numbers), item, self.language, attempt)
             decoded = self._read(submit, await self._run(submit), attempt)
@@ -124,5 +148,7 @@ class Recognizer:
         )
 
     def _text(self, tokens: tuple[int, ...]) -> str:
-        known = self.plan.tokens
-        return known.tokenizer.decode([token for token in tokens if known.is_text(token)])
+        return self.plan.tokens.tokenizer.decode(self._text_tokens(tokens))
+
+    def _text_tokens(self, tokens: tuple[int, ...]) -> list[int]:
+        return [token for token in tokens if self.plan.tokens.is_text(token)]

@@ -20,7 +20,7 @@ from appliance.server.schema.speech import SpeechFields, TranscriptionRequest, T
 from appliance.server.speech.decoder import transcribe
 from appliance.server.speech.events import transcript_events
 from appliance.server.speech.form import FILE, form_body, read_form
-from appliance.server.speech.formats import Segment, joined, srt, verbose_segment, vtt
+from appliance.server.speech.formats import Segment, joined, srt, verbose_segment, verbose_words, vtt
 from appliance.server.speech.plan import SpeechPlan, language_name, plan_speech
 from engine.api.messages import Delta, Submit
 from engine.media.processed import MediaError
@@ -60,6 +60,7 @@ class Recognition:
         self._began_s = now()
         self._first_s: float | None = None
         self.finished = False
+        self.sent: list[Segment] = []  # segments of a stream so far
 
     async def segments(self) -> AsyncGenerator[list[Segment], None]:
         try:
@@ -93,9 +94,11 @@ class Recognition:
             return [segment async for segments in found for segment in segments]
 
 
-async def _texts(segments: AsyncIterator[list[Segment]]) -> AsyncGenerator[str, None]:
+async def _texts(segments: AsyncIterator[list[Segment]], sent: list[Segment]) -> AsyncGenerator[str, None]:
+    """Yield the text of each segment, which is added to `sent`."""
     async for found in segments:
         for segment in found:
+            sent.append(segment)
             yield segment.text
 
 
@@ -115,10 +118,12 @@ def _reply(request: Recognition, plan: SpeechPlan, segments: list[Segment]) -> R
                 "language": language_name(language),
                 "duration": round(recognizer.seconds, 2),
                 "text": joined(segments),
-                "segments": [verbose_segment(index, one) for index, one in enumerate(segments)],
-                "usage": _usage(recognizer),
             }
-            return as_json(call, value)
+            if plan.words:
+                value["words"] = verbose_words(segments)
+            if plan.segments:
+                value["segments"] = [verbose_segment(index, one) for index, one in enumerate(segments)]
+            return as_json(call, {**value, "usage": _usage(recognizer)})
     return as_json(call, {"text": joined(segments), "usage": _usage(recognizer)})
 
 
@@ -145,7 +150,9 @@ async def create_transcript(service: Service, request: Request, body: SpeechFiel
     if not body.stream:
         return _reply(made, plan, await until_disconnect(request, made.whole()))
     segments = made.segments()
-    events = transcript_events(_texts(segments), lambda: _usage(made.recognizer))
+    events = transcript_events(
+        _texts(segments, made.sent), lambda: _usage(made.recognizer), lambda: verbose_words(made.sent)
+    )
     records = guarded(events, lambda error: error_object(error, call.identity.request_id))
     pause_s = service.config.endpoints.stream_keep_alive
     return EventStream(records, aclosing(segments), pause_s=pause_s)

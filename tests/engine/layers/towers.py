@@ -276,6 +276,18 @@ def glm4v() -> Case:
     return Case(make, lambda: several((1, 4, 6), (1, 10, 4), (1, 10, 10), pixels=3 * 2 * 4 * 4), one_by_one)
 
 
+def glm_ocr() -> Case:
+    def make() -> Any:
+        text = {key: value for key, value in TEXT.items() if key != "head_dim"}
+        rope = {"rope_type": "default", "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5, "rope_theta": 1e4}
+        config = transformers.GlmOcrConfig(
+            text_config=text | {"rope_parameters": rope, "head_dim": 12}, vision_config=QWEN_EYES
+        )
+        return transformers.GlmOcrForConditionalGeneration(config)
+
+    return Case(make, lambda: several((1, 4, 6), (1, 10, 4), pixels=3 * 2 * 4 * 4), one_by_one)
+
+
 KIMI_TEXT = {
     **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 6},
     **{"num_key_value_heads": 2, "first_k_dense_replace": 1, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
@@ -341,5 +353,6 @@ CASES = {
     "llama4": llama4(),
     "kimi-vl": kimi_vl(),
     "glm4v": glm4v(),
+    "glm-ocr": glm_ocr(),
     "granite-vision": granite_vision(),
 }

@@ -69,7 +69,7 @@ def write_tokenizer(folder: Path) -> Tokenizer:
     return backend
 
 
-def write(folder: Path, **more: Any) -> Whisper:
+def write(folder: Path, *, alignment_heads: Any = None, **more: Any) -> Whisper:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(folder)
     ids = {name: tokenizer.token_to_id(name) for name in tokenizer.get_vocab()}
@@ -97,6 +97,8 @@ def write(folder: Path, **more: Any) -> Whisper:
     generation.decoder_start_token_id = start
     generation.eos_token_id = end
     generation.forced_decoder_ids = None
+    if alignment_heads is not None:
+        generation.alignment_heads = alignment_heads
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(
         json.dumps({"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": sizes["num_mel_bins"]})

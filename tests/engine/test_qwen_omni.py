@@ -1,0 +1,240 @@
+"""Qwen2.5-Omni: replies equal transformers' for images, videos and audio clips in one prompt."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from engine.api.config import TaskConfig
+from engine.api.errors import CheckpointError
+from engine.api.media import MediaItem, MediaTensor, Modality
+from engine.llm import MediaPrompt
+from engine.media.families import read_processors
+from engine.media.processor import process_audio
+from engine.models.checkpoint import read_checkpoint
+from engine.models.media import media_sources
+from kernels.cpu.library import best
+from tests.engine.layers.test_footprint import compare
+from tests.engine.media_models import QWEN_EYES, SECTIONS, TEXT, check, greedy, opened
+from tests.engine.test_audio_media import MELS, clip
+
+VISION_START, VISION_END, AUDIO_START, AUDIO_END, AUDIO, IMAGE, VIDEO = range(86, 93)
+LENGTHS = (700, 16_000, 37_123)
+"""Samples: a fraction of a chunk, two and a half chunks of 40 frames, an odd length."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """An item of a prompt, as transformers and Slipway read it."""
+
+    modality: Modality
+    count: int  # tokens
+    item: dict[str, MediaTensor]
+    theirs: dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp("omni")
+    text = {key: value for key, value in TEXT.items() if key != "head_dim"}
+    config = transformers.Qwen2_5OmniThinkerConfig(
+        audio_config={
+            **{"num_mel_bins": MELS, "d_model": 24, "encoder_layers": 2, "encoder_attention_heads": 2},
+            **{"encoder_ffn_dim": 40, "n_window": 20, "output_dim": 32, "max_source_positions": 200},
+        },
+        vision_config={**QWEN_EYES, "window_size": 16, "fullatt_block_indexes": [1]},
+        text_config={**text, "rope_parameters": SECTIONS, "max_position_embeddings": 512},
+        audio_token_index=AUDIO,
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        audio_start_token_id=AUDIO_START,
+        audio_end_token_id=AUDIO_END,
+        vision_start_token_id=VISION_START,
+    )
+    torch.manual_seed(5)
+    model = transformers.Qwen2_5OmniThinkerForConditionalGeneration(config).float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1 and ("norm" in name or "ln_" in name):
+                weight.add_(0.1 * torch.randn_like(weight))
+            else:
+                weight.normal_(0, 0.25 if weight.ndim > 1 else 0.1)
+        model.lm_head.weight[VISION_START:] = 0  # a reply without placeholders
+    model.save_pretrained(folder)
+    settings = json.loads(transformers.Qwen2VLImageProcessor(patch_size=4).to_json_string())
+    extractor = transformers.WhisperFeatureExtractor(feature_size=MELS, chunk_length=4)
+    (folder / "preprocessor_config.json").write_text(json.dumps({**settings, **extractor.to_dict()}))
+    return model, folder
+
+
+def as_tensor(tensor: torch.Tensor) -> MediaTensor:
+    types = {torch.float32: "float32", torch.int64: "int64"}
+    return MediaTensor(types[tensor.dtype], tuple(tensor.shape), tensor.numpy().tobytes())
+
+
+def image(seed: int, grid: tuple[int, int] = (4, 6)) -> Part:
+    count = grid[0] * grid[1]
+    pixels = torch.randn((count, 3 * 2 * 16), generator=torch.Generator().manual_seed(seed))
+    theirs = {"pixel_values": pixels, "image_grid_thw": torch.tensor([(1, *grid)])}
+    return Part("image", count // 4, {name: as_tensor(one) for name, one in theirs.items()}, theirs)
+
+
+def video(seed: int, seconds: float) -> Part:
+    pixels = torch.randn((3 * 16, 3 * 2 * 16), generator=torch.Generator().manual_seed(seed))
+    theirs = {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([(3, 4, 4)])}
+    item = {name: as_tensor(one) for name, one in theirs.items()}
+    item["second_per_grid_ts"] = as_tensor(torch.tensor([seconds]))
+    return Part("video", 12, item, {**theirs, "video_second_per_grid": torch.tensor([seconds])})
+
+
+def audio(folder: Path, samples: int) -> Part:
+    processor = read_processors(folder).audio
+    assert processor is not None
+    found = process_audio(processor, clip(samples))
+    extractor = transformers.WhisperFeatureExtractor(feature_size=MELS, chunk_length=4)
+    theirs = extractor(
+        clip(samples), sampling_rate=16_000, return_attention_mask=True, padding="max_length", return_tensors="pt"
+    )
+    features = {"input_features": theirs["input_features"], "feature_attention_mask": theirs["attention_mask"]}
+    return Part("audio", found.runs[0], found.tensors, features)
+
+
+def prompt(*parts: Part | int) -> MediaPrompt:
+    ids: list[int] = []
+    items = []
+    for number, part in enumerate(parts):
+        if isinstance(part, int):
+            ids += [3 + (11 * number + 7 * at) % 80 for at in range(part)]
+            continue
+        begin, token, end = {
+            "image": (VISION_START, IMAGE, VISION_END),
+            "video": (VISION_START, VIDEO, VISION_END),
+            "audio": (AUDIO_START, AUDIO, AUDIO_END),
+        }[part.modality]
+        digest = hashlib.sha256(repr(sorted(part.item.items())).encode()).digest()
+        items.append(MediaItem(part.modality, digest, ((len(ids) + 1, part.count),), part.item))
+        ids += [begin, *[token] * part.count, end]
+    return MediaPrompt(tuple(ids), tuple(items))
+
+
+@torch.no_grad()
+def reply(model: Any, *parts: Part | int, count: int = 5) -> tuple[list[int], list[float]]:
+    inputs: dict[str, Any] = {}
+    for part in parts:
+        for name, tensor in part.theirs.items() if isinstance(part, Part) else ():
+            inputs[name] = torch.cat([inputs[name], tensor]) if name in inputs else tensor
+    given = prompt(*parts)
+    ids, logprobs = list(given.ids), []
+    for _ in range(count):
+        tokens = torch.tensor([ids])
+        # Positions are kept between calls, so that every call needs new ones.
+        model.rope_deltas = model.model.rope_deltas = None
+        row = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **inputs).logits[0, -1].log_softmax(-1)
+        logprobs.append(float(row.max()))
+        ids.append(int(row.argmax()))
+    return ids[len(given.ids) :], logprobs
+
+
+def cases(folder: Path) -> list[tuple[Part | int, ...]]:
+    return [
+        (7,),
+        (3, audio(folder, 700), 2),
+        (2, image(1), 4),
+        (2, video(2, 1.0), 3),
+        (1, video(3, 0.4), 2, audio(folder, 16_000), image(4, (6, 2)), 3, audio(folder, 37_123), 1),
+    ]
+
+
+@pytest.mark.parametrize("kernels", ("torch", best()))
+def test_replies_equal_transformers(thinker: tuple[Any, Path], kernels: str) -> None:
+    """Prompts run together, in chunks."""
+    model, folder = thinker
+    each = cases(folder)
+    prompts = [prompt(*parts) for parts in each]
+    with opened(_Folder(folder), kernels, max_context=256, max_step_tokens=32, max_running=4) as llm:
+        found = llm.generate(prompts, greedy(5))
+        again = llm.generate(prompts[4], greedy(5))[0]
+    for parts, one in zip(each, found, strict=True):
+        check(one, reply(model, *parts))
+    assert again.ids == found[4].ids and again.timing is not None and again.timing.cached_tokens > 100
+
+
+def test_two_ranks_return_the_same_replies(thinker: tuple[Any, Path]) -> None:
+    model, folder = thinker
+    parts = cases(folder)[4]
+    with opened(_Folder(folder), best(), tensor=2, max_context=256) as llm:
+        check(llm.generate(prompt(*parts), greedy(5))[0], reply(model, *parts))
+
+
+def test_a_complete_checkpoint_is_read_without_the_parts_that_speak(thinker: tuple[Any, Path], tmp_path: Path) -> None:
+    model, folder = thinker
+    tensors = {f"thinker.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    spoken = {name: torch.zeros(4, 4) for name in ("talker.model.embed_tokens.weight", "talker.codec_head.weight")}
+    save_file({**tensors, **spoken, "token2wav.conv1.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    inner = json.loads((folder / "config.json").read_text())
+    outer = {"architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni", "thinker_config": inner}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    (tmp_path / "preprocessor_config.json").write_bytes((folder / "preprocessor_config.json").read_bytes())
+    assert read_processors(tmp_path).video is not None
+    parts = cases(folder)[4]
+    with opened(_Folder(tmp_path), best(), max_context=256) as llm:
+        check(llm.generate(prompt(*parts), greedy(5))[0], reply(model, *parts))
+
+
+def test_planned_bytes_are_loaded(thinker: tuple[Any, Path]) -> None:
+    for kernels in ("torch", best()):
+        compare(read_checkpoint(thinker[1]), kernels)
+
+
+def test_each_tower_is_left_out_if_its_items_are_turned_off(thinker: tuple[Any, Path]) -> None:
+    _, folder = thinker
+    whole, eyes, ears, neither = (
+        read_checkpoint(folder, task=TaskConfig(images=images, audio=audio)).model
+        for images, audio in ((True, True), (True, False), (False, True), (False, False))
+    )
+    assert whole.media is not None and eyes.media is not None and ears.media is not None and neither.media is None
+    assert whole.media.modalities == ("image", "video", "audio")
+    assert eyes.media.modalities == ("image", "video") and ears.media.modalities == ("audio",)
+    seen, heard = media_sources(eyes.media), media_sources(ears.media)
+    assert {**seen, **heard} == media_sources(whole.media) and not seen.keys() & heard.keys()
+
+
+@pytest.mark.parametrize(("turned_off", "case"), [("images", 1), ("audio", 3)])
+def test_replies_are_the_same_without_the_other_tower(thinker: tuple[Any, Path], turned_off: str, case: int) -> None:
+    model, folder = thinker
+    parts = cases(folder)[case]
+    with opened(_Folder(folder), best(), max_context=64, task=TaskConfig(**{turned_off: False})) as llm:
+        check(llm.generate(prompt(*parts), greedy(3))[0], reply(model, *parts, count=3))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"), [("n_window", 15, "must be even"), ("output_dim", 31, "width of the text model")]
+)
+def test_wrong_sizes_are_refused(thinker: tuple[Any, Path], tmp_path: Path, key: str, value: int, what: str) -> None:
+    config = json.loads((thinker[1] / "config.json").read_text())
+    config["audio_config"][key] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=what):
+        read_checkpoint(tmp_path, weights=False)
+
+
+class _Folder:
+    """A family with the attribute that `opened` reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+
+def test_spectrograms_equal_transformers(thinker: tuple[Any, Path]) -> None:
+    for samples in (*LENGTHS, 64_000):
+        part = audio(thinker[1], samples)
+        tensor = part.item["input_features"]
+        own = np.frombuffer(tensor.data, "<f4").reshape(tensor.shape)
+        np.testing.assert_allclose(own, part.theirs["input_features"][0, :, : own.shape[1]].numpy(), rtol=0, atol=1e-5)
