@@ -173,3 +173,31 @@ def test_packages_are_removed_with_their_files_and_entries(tmp_path):
     assert (tmp_path / "bin").is_symlink() and not (tmp_path / "usr/share/perl").exists()
     assert set(TRIM["packages"]((database / "status").read_text())) == {"python3", "lib", "libc6", "other"}
     assert sorted(path.name for path in (database / "info").iterdir()) == ["lib.list", "python3.list"]
+
+
+def test_contents_name_every_file_once(tmp_path, capsys):
+    contents = runpy.run_path(str(ROOT / "docker" / "contents.py"))
+    site = tmp_path / "opt/slipway/venv/lib/python3.11/site-packages"
+    sizes = {
+        "torch/lib/libtorch_cpu.so": 4_000_000,
+        "torch/nn/__init__.py": 100_000,
+        "torch-2.dist-info/RECORD": 200_000,
+        "appliance/demo/demo/model.safetensors": 1_000_000,
+        "appliance/cli/main.py": 300_000,
+        "click/core.py": 500_000,
+    }
+    for name, count in sizes.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_bytes(bytes(count))
+    (tmp_path / "link").symlink_to(site / "click/core.py")
+    (site / "again").hardlink_to(site / "click/core.py")
+    contents["main"](str(tmp_path))
+    lines = [line.removeprefix("contents:").split(" MB  ") for line in capsys.readouterr().out.splitlines()]
+    assert {text: float(count) for count, text in lines} == {
+        "torch: operators and MKL (libtorch_cpu.so)": 4.0,
+        "torch: bindings and Python modules": 0.3,
+        "Slipway: demo model": 1.0,
+        "Slipway: Python modules, page, manifests": 0.3,
+        "other Python packages": 0.5,
+        "in all": 6.1,
+    }
