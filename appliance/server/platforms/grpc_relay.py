@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import cast
 
 from appliance.config.gateway import GatewayConfig
 from appliance.security.certificate import Certificate
@@ -86,8 +87,8 @@ class Relay(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = self._connection.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
+        self._connection.transport = transport
         transport.set_write_buffer_limits(MAX_PAUSED)
         self._task = asyncio.get_running_loop().create_task(self._connect())
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+import uvloop
 
 from appliance.config.gateway import Tls
 from appliance.security.certificate import Certificate, read_certificate
@@ -49,7 +50,7 @@ def test_a_port_in_use_is_a_configuration_error(new_config: Callable[..., Any]) 
                 pass
 
         with pytest.raises(GrpcPortTaken, match="grpc_port"):
-            asyncio.run(serve())
+            uvloop.run(serve())
 
 
 def test_a_renewed_certificate_is_used_for_new_connections(new_config: Callable[..., Any], tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_a_renewed_certificate_is_used_for_new_connections(new_config: Callable[
             certificate.replace_with(read_certificate(tls))
             assert await answers()
 
-    asyncio.run(serve())
+    uvloop.run(serve())
 
 
 def test_names_of_models_are_no_paths(new_config: Callable[..., Any]) -> None:
@@ -98,7 +99,7 @@ def test_names_of_models_are_no_paths(new_config: Callable[..., Any]) -> None:
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
             return str(caught.value.details())
 
-    assert asyncio.run(serve()) == "/v2/models/a%20?/x01/ready"
+    assert uvloop.run(serve()) == "/v2/models/a%20?/x01/ready"
 
 
 def test_frames_are_found_however_the_bytes_are_cut() -> None:
@@ -145,7 +146,7 @@ def test_connections_of_one_address_are_limited(new_config: Callable[..., Any]) 
             for channel in channels:
                 await channel.close()
 
-    asyncio.run(serve())
+    uvloop.run(serve())
 
 
 @pytest.mark.parametrize(("least", "accepted"), [("TLSv1.2", True), ("TLSv1.3", False)])
@@ -170,7 +171,7 @@ def test_the_least_version_of_tls_applies(
             return await asyncio.to_thread(handshake)
 
     if accepted:
-        assert asyncio.run(serve()) == "h2"
+        assert uvloop.run(serve()) == "h2"
     else:
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            asyncio.run(serve())
+            uvloop.run(serve())
