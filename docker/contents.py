@@ -1,6 +1,6 @@
-"""Print what the image consists of, in megabytes (10^6 bytes): `contents.py [ROOT]`, ROOT is / by default.
+"""Print the size of each part of the image in megabytes (10^6 bytes): `contents.py [ROOT]`.
 
-Runs in the image (`docker/test_image.sh`), which has neither du nor a package manager.
+ROOT is / by default. `docker/test_image.sh` runs this file inside the image, which has no du.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""The listening port of gRPC: connections are accepted and limited like those of HTTP, and relayed to gRPC's server.
+"""Relay between the gRPC port and the server of grpcio.
 
-grpcio accepts connections in its own threads, without limits for an address and without a least version of TLS. So its
-server listens on a socket in a private folder, and this port does the rest: `endpoints.connections`, the TLS context
-and its renewal are those of the HTTP port. A connection is idle while no call is open on it, which the headers of
-HTTP/2's frames show (RFC 9113, section 4.1).
+grpcio has no limit of connections per address and no minimum version of TLS. Its server therefore listens on a socket
+in a private folder, and this module accepts the connections of the port: with the limits of `endpoints.connections`,
+and with the certificate of the HTTP port. A connection is idle while no call is open on it; frame headers show the
+calls (RFC 9113, section 4.1).
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class Relay(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._connection.transport = transport
-        transport.set_write_buffer_limits(MAX_PAUSED)
+        self.transport.set_write_buffer_limits(MAX_PAUSED)
         self._task = asyncio.get_running_loop().create_task(self._connect())
 
     async def _connect(self) -> None:
@@ -142,7 +142,7 @@ class Relay(asyncio.Protocol):
             self._upstream.resume_reading()
 
     def close(self) -> None:
-        """Close after what is written."""
+        """Close the connection after all written bytes are sent."""
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

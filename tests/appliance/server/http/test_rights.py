@@ -87,7 +87,7 @@ def test_changing_adapters_is_a_right_of_a_key(
 
 @pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
 def test_profiling_is_a_right_of_a_key(make_gateway: Callable[..., Gateway], path: str) -> None:
-    """503: no engine is ready. Without keys, every client may use the profiler; without a folder, nobody."""
+    """503: no engine is ready. Without keys every client may use the profiler. Without a folder there is none."""
     gateway = make_gateway(profiler=True)
     gateway.router.engines = []
 
