@@ -58,7 +58,7 @@ _WORDS: dict[str, dict[str, str]] = {
     "parallelism.tensor": {"max": "auto"},
     "observability.log_level": {"default": "info", "trace": "debug", "critical": "error"},
 }
-PROFILER = ("VLLM_TORCH_PROFILER_DIR", "VLLM_TORCH_CUDA_PROFILE", "VLLM_TORCH_PROFILER_WITH_STACK")
+PROFILER: tuple[str, ...] = ("VLLM_TORCH_PROFILER_DIR", "VLLM_TORCH_CUDA_PROFILE", "VLLM_TORCH_PROFILER_WITH_STACK")
 PROFILER += ("VLLM_TORCH_PROFILER_RECORD_SHAPES", "VLLM_TORCH_PROFILER_WITH_FLOPS", "SGLANG_TORCH_PROFILER_DIR")
 """Variables with which vLLM and SGLang enabled their profilers."""
 # Kubernetes sets these for a service with the name nim.
