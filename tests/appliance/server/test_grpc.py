@@ -146,7 +146,7 @@ def test_connections_of_one_address_are_limited(new_config: Callable[..., Any]) 
             for channel in channels:
                 await channel.close()
 
-    uvloop.run(serve())
+    uvloop.run(asyncio.wait_for(serve(), 60))
 
 
 @pytest.mark.parametrize(("least", "accepted"), [("TLSv1.2", True), ("TLSv1.3", False)])
