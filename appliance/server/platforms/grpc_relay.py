@@ -75,11 +75,12 @@ class Relay(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, connection: Connection, table: ConnectionTable, path: str) -> None:
-        """path: socket of gRPC's server."""
+    def __init__(self, connection: Connection, table: ConnectionTable, path: str, opened: set["Relay"]) -> None:
+        """path: socket of gRPC's server. opened: the set of open relays."""
         self._connection = connection
         self._table = table
         self._path = path
+        self._opened = opened
         self._upstream: asyncio.Transport | None = None
         self._given, self._answered = Frames(PREFACE), Frames()
         self._calls: set[int] = set()
@@ -89,6 +90,7 @@ class Relay(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._connection.transport = transport
+        self._opened.add(self)
         self.transport.set_write_buffer_limits(MAX_PAUSED)
         self._task = asyncio.get_running_loop().create_task(self._connect())
 
@@ -146,6 +148,7 @@ class Relay(asyncio.Protocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._opened.discard(self)
         self._table.remove(self._connection)
         if self._upstream is not None:
             self._upstream.abort()
@@ -160,10 +163,11 @@ async def relayed(
     certificate: Certificate | None,
 ) -> AsyncIterator[None]:
     """Relay the connections of `listener` to the socket `path`."""
+    opened: set[Relay] = set()
     acceptor = Acceptor(
         listener,
         table,
-        partial(Relay, table=table, path=path),
+        partial(Relay, table=table, path=path, opened=opened),
         context=None if certificate is None else certificate.http2,
         handshake_s=lambda: config().endpoints.connections.head_timeout,
         refusal=lambda: b"",
@@ -175,3 +179,6 @@ async def relayed(
         acceptor.close()
         listener.close()
         await acceptor.wait_closed()
+        for relay in [*opened]:
+            relay.transport.abort()
+        await asyncio.sleep(0)  # connections are closed in the next round of the loop

@@ -263,8 +263,8 @@ async def grpc_served(
         path = f"{folder}/socket"
         server.add_insecure_port(f"unix:{path}")
         await server.start()
-        try:
-            async with relayed(listener, path, table, config, certificate):
+        async with relayed(listener, path, table, config, certificate):
+            try:
                 yield
-        finally:
-            await server.stop(STOP_S)
+            finally:
+                await server.stop(STOP_S)
