@@ -36,24 +36,60 @@ ANY_BUILD = (
     "numpy/_core/include",
     "numpy/_core/lib/*.a",
     "numpy/random/lib/*.a",
+    "numpy/_core/_simd*.so",  # for tests of numpy
     "numpy/**/*.pyi",
+    "numpy/f2py",
+    "pip/**/__pycache__",  # only model.source.pypi runs pip
+    "pip/_vendor/distlib/*.exe",
     "supervisor/tests",
+    "PIL/_imagingft*.so",  # fonts
+    "huggingface_hub/cli",
 )
-# Tracing, exporting and compiling models, which the CPU engine never does.
+# Tracing, exporting, compiling and training models, which the CPU engine never does.
 CPU_BUILD = (
     "functorch",
+    "torchgen/packaged",
     "torch/_dynamo",
+    "torch/_export/db",
+    "torch/_export/serde",
     "torch/_inductor",
+    "torch/_vendor/quack",
+    "torch/ao/ns",
+    "torch/ao/pruning",
+    "torch/backends/_nnapi",
+    "torch/distributed/_tools",
+    "torch/distributed/checkpoint",
+    "torch/distributed/elastic",
+    "torch/distributed/flight_recorder",
+    "torch/distributed/fsdp",
+    "torch/distributed/optim",
+    "torch/distributed/pipelining",
+    "torch/onnx",
     "torch/testing/_internal/common_[!d]*",  # torch imports common_dtype and logging_tensor
     "torch/testing/_internal/[!_cl]*",
+    "torch/utils/benchmark",
+    "torch/utils/hipify",
+    "torch/utils/tensorboard",
 )
 # The first three are for tracing models, setuptools for compiling extensions, and Slipway downloads without hf-xet.
 CPU_DISTRIBUTIONS = ("sympy", "mpmath", "networkx", "setuptools", "hf-xet")
 
 
-# Encoders that PyAV brings, with the value by which their functions report an error. FFmpeg is linked to them, but
-# Slipway only decodes, with FFmpeg's own decoders.
-ENCODERS = {"libx265-*": 0, "libSvtAv1Enc-*": -1, "libx264-*": 0, "libmp3lame-*": 0}
+# Libraries that PyAV and Pillow bring, with the value by which their functions report an error: encoders, TLS, sound
+# cards, processors of videos and screens. FFmpeg and Pillow are linked to them, but Slipway gives them files and only
+# decodes, with FFmpeg's own decoders.
+UNUSED = {"libx265-*": 0, "libSvtAv1Enc-*": -1, "libx264-*": 0, "libmp3lame-*": 0}
+UNUSED |= {"libgnutls-*": -1, "libasound-*": -1, "libvpl-*": -1, "libXau-*": 0}
+
+# Sums in any order, so that they are vectorized. -ffast-math would also change the modes of the whole process.
+BLAS_OPTIONS = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fcx-limited-range")
+MISSING = """#include <stdio.h>
+#include <stdlib.h>
+static void slipway_missing(const char *name) {
+    fprintf(stderr, "numpy: %s is not part of this image: docker/blas.c\\n", name);
+    abort();
+}
+"""
 
 
 def is_cpu_build(site: Path) -> bool:
@@ -108,28 +144,84 @@ def strip(library: Path) -> int:
     return before - library.stat().st_size
 
 
-def symbols(library: Path, which: str) -> set[str]:
-    """Return the names of dynamic symbols: `--defined-only` or `--undefined-only`, without versions."""
-    command = ["nm", "-D", which, "--format=posix", library]
+def symbols(library: Path, which: str, dynamic: bool = True) -> dict[str, str]:
+    """Return the versions of symbols by name: `--defined-only` or `--undefined-only`. "" is no version."""
+    command = ["nm", *(["-D"] if dynamic else []), which, "--format=posix", library]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    return {line.split()[0].partition("@")[0] for line in lines}
+    found = (line.split()[0].partition("@") for line in lines)
+    return {name: version.lstrip("@") for name, _, version in found}
 
 
-def replace_encoders(folder: Path) -> int:
-    """Replace encoders by libraries with the same names, whose functions report an error. Return the number of bytes
-    freed."""
-    libraries = [path for path in folder.glob("*.so*") if path.is_file()]
-    encoders = {path: value for pattern, value in ENCODERS.items() for path in folder.glob(pattern)}
-    used = {name for path in libraries if path not in encoders for name in symbols(path, "--undefined-only")}
-    freed = 0
-    for path, value in encoders.items():
-        functions = sorted(used & symbols(path, "--defined-only"))
-        source = "".join(f"long {name}(void) {{ return {value}; }}\n" for name in functions)
-        before = path.stat().st_size
-        command = ["cc", "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{path.name}", "-x", "c", "-", "-o", path]
+def write_stub(library: Path, functions: dict[str, str], value: int) -> None:
+    """Replace a library by functions that return `value`, with the versions that `functions` has by name."""
+    source = "".join(f"long {name}(void) {{ return {value}; }}\n" for name in functions)
+    versions = [
+        f"{version} {{ {' '.join(f'{name};' for name in functions if functions[name] == version)} }};"
+        for version in sorted({*functions.values()} - {""})
+    ]
+    with tempfile.NamedTemporaryFile("w") as script:
+        script.write("\n".join(versions) or "{ *; };")
+        script.flush()
+        command = ["cc", "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{library.name}"]
+        command += [f"-Wl,--version-script={script.name}", "-x", "c", "-", "-o", str(library)]
         subprocess.run(command, input=source, text=True, check=True)
+
+
+def replace_unused(folder: Path) -> int:
+    """Replace the libraries UNUSED by others with their names, whose functions report an error. Return the number of
+    bytes freed."""
+    libraries = [path for path in folder.glob("*.so*") if path.is_file()]
+    unused = {path: value for pattern, value in UNUSED.items() for path in folder.glob(pattern)}
+    undefined: dict[str, str] = {}
+    for path in libraries:
+        if path not in unused:
+            undefined |= symbols(path, "--undefined-only")
+    freed = 0
+    for path, value in unused.items():
+        functions = {name: undefined[name] for name in symbols(path, "--defined-only") if name in undefined}
+        before = path.stat().st_size
+        write_stub(path, functions, value)
         freed += before - path.stat().st_size
     return freed
+
+
+def replace_blas(site: Path) -> int:
+    """Replace numpy's OpenBLAS by docker/blas.c. Functions that it lacks end the process. Return the number of bytes
+    freed."""
+    source = Path(__file__).with_name("blas.c")
+    freed = 0
+    for path in (site / "numpy.libs").glob("libscipy_openblas64_*.so"):
+        undefined = {name for module in site.glob("numpy/**/*.so") for name in symbols(module, "--undefined-only")}
+        before = path.stat().st_size
+        with tempfile.TemporaryDirectory() as folder:
+            compiled = Path(folder, "blas.o")
+            subprocess.run(["cc", "-O3", *BLAS_OPTIONS, "-fPIC", "-c", source, "-o", compiled], check=True)
+            missing = sorted(undefined - symbols(compiled, "--defined-only", dynamic=False).keys())
+            text = "".join(
+                f'void {name}(void) {{ slipway_missing("{name}"); }}\n' for name in missing if "scipy_" in name
+            )
+            command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", path, compiled, "-x", "c", "-"]
+            subprocess.run(command, input=MISSING + text, text=True, check=True)
+        freed += before - path.stat().st_size
+    return freed + remove_orphans(site / "numpy", site / "numpy.libs")
+
+
+def needed(library: Path) -> set[str]:
+    """Return the names of the libraries that the dynamic loader loads for this one."""
+    lines = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
+    return set(re.findall(r"\(NEEDED\).*\[(.+)\]", lines))
+
+
+def remove_orphans(package: Path, folder: Path) -> int:
+    """Remove libraries in `folder` that the modules of the package do not load, also through other libraries. Return
+    the number of bytes freed."""
+    libraries = {path.name: path for path in folder.glob("*.so*") if path.is_file()}
+    used: set[str] = set()
+    pending = set().union(*map(needed, package.rglob("*.so"))) & libraries.keys()
+    while pending:
+        used |= pending
+        pending = set().union(*(needed(libraries[name]) for name in pending)) & libraries.keys() - used
+    return remove(path for name, path in libraries.items() if name not in used)
 
 
 def main(arguments: list[str]) -> None:
@@ -140,8 +232,12 @@ def main(arguments: list[str]) -> None:
         freed[" ".join(CPU_DISTRIBUTIONS)] = uninstall(site, CPU_DISTRIBUTIONS)
     for pattern in (*ANY_BUILD, *(CPU_BUILD if cpu else ())):
         freed[pattern] = remove(sorted(site.glob(pattern)))
-    if shutil.which("cc") and shutil.which("nm") and (site / "av.libs").is_dir():
-        freed["encoders"] = replace_encoders(site / "av.libs")
+    if shutil.which("cc") and shutil.which("nm"):
+        for package, folder in ((site / "av", site / "av.libs"), (site / "PIL", site / "pillow.libs")):
+            if folder.is_dir():
+                freed[f"unused libraries of {package.name}"] = replace_unused(folder) + remove_orphans(package, folder)
+        if cpu:
+            freed["OpenBLAS"] = replace_blas(site)
     if shutil.which("strip"):
         libraries = [file for file in site.rglob("*.so*") if file.is_file() and not file.is_symlink()]
         freed["symbol tables"] = sum(map(strip, libraries))

@@ -79,7 +79,7 @@ def word(command: argparse.ArgumentParser) -> None:
 def key_words(command: argparse.ArgumentParser) -> None:
     text = (
         "owner and limits of the key: name=alice requests_per_minute=60 tokens_per_minute=100000 share=2 priority=yes "
-        "adapters=yes usage=yes"
+        "adapters=yes usage=yes profile=yes"
     )
     command.add_argument("words", metavar="NAME=VALUE", nargs="*", help=text)
 

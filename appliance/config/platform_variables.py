@@ -58,6 +58,9 @@ _WORDS: dict[str, dict[str, str]] = {
     "parallelism.tensor": {"max": "auto"},
     "observability.log_level": {"default": "info", "trace": "debug", "critical": "error"},
 }
+PROFILER: tuple[str, ...] = ("VLLM_TORCH_PROFILER_DIR", "VLLM_TORCH_CUDA_PROFILE", "VLLM_TORCH_PROFILER_WITH_STACK")
+PROFILER += ("VLLM_TORCH_PROFILER_RECORD_SHAPES", "VLLM_TORCH_PROFILER_WITH_FLOPS", "SGLANG_TORCH_PROFILER_DIR")
+"""Variables with which vLLM and SGLang enabled their profilers."""
 # Kubernetes sets these for a service with the name nim.
 _SERVICE = re.compile(r"NIM_(SERVICE_HOST|SERVICE_PORT.*|PORT(_.*)?)")
 _NOT_TRANSLATED = ("model.format", "endpoints.api_keys", "model.source.path")
@@ -80,7 +83,11 @@ def read_platform_variables(environ: Mapping[str, str]) -> list[Tree]:
 
 
 def unused_variables(environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield a warning for each option of another server without a counterpart."""
+    """Yield a warning for each option of another server without a counterpart, and for variables of their profilers."""
+    for name in PROFILER:
+        if name in environ:
+            what = "is a variable of another server's profiler; it has no effect: set observability.profiler_folder"
+            yield Problem(Place(name), "", what, code="no-effect")
     for name, prefix, key in _foreign(environ):
         if key is None:
             what = f"is an option of {' or '.join(prefix.servers)} without a counterpart in Slipway; it has no effect"

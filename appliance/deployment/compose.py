@@ -25,7 +25,7 @@ def compose(one: Deployment) -> dict[str, Any]:
     service: dict[str, Any] = {
         "image": one.image,
         "command": ["serve", f"{FOLDER}/{MANIFEST}"],
-        "ports": [f"{one.port}:{one.port}"],
+        "ports": [f"{port}:{port}" for port in (one.port, one.grpc_port) if port],
         "environment": _environment(one),
         "user": f"{USER}:0",
         "read_only": True,

@@ -38,8 +38,16 @@ def service(one: Deployment) -> Object:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": one.name, "labels": labels(one)},
-        "spec": {"selector": labels(one), "ports": [{"name": "http", "port": one.port, "targetPort": "http"}]},
+        "spec": {
+            "selector": labels(one),
+            "ports": [{"name": name, "port": port, "targetPort": name} for name, port in ports(one).items()],
+        },
     }
+
+
+def ports(one: Deployment) -> dict[str, int]:
+    """Return the ports by name."""
+    return {"http": one.port} | ({} if one.grpc_port is None else {"grpc": one.grpc_port})
 
 
 def labels(one: Deployment) -> dict[str, str]:
@@ -105,7 +113,7 @@ def _container(one: Deployment, name: str, mounts: list[Object]) -> Object:
         "name": name,
         "image": one.image,
         "args": ["serve", f"{FOLDER}/{MANIFEST}"],
-        "ports": [{"name": "http", "containerPort": one.port}],
+        "ports": [{"name": port, "containerPort": number} for port, number in ports(one).items()],
         "env": environment,
         "startupProbe": _probe(one, "/ready", math.ceil(one.startup / _PERIOD_S)),
         "readinessProbe": _probe(one, "/ready", 1),

@@ -66,6 +66,7 @@ class Deployment:
     name: str
     image: str
     port: int
+    grpc_port: int | None  # port of the Open Inference Protocol over gRPC
     files: dict[str, str]  # texts by name, in the folder of the manifest
     grace: int  # between SIGTERM and SIGKILL
     startup: int  # until the service must be ready
@@ -103,6 +104,7 @@ def deployment(settings: Settings, plan: Plan, *, name: str, image: str, layout:
         name=deployment_name(name, plan),
         image=image,
         port=layout.port or manifest.endpoints.port,
+        grpc_port=manifest.endpoints.grpc_port,
         files=_files(settings, plan, layout, secret_files, secret_variables),
         grace=_grace(settings),
         startup=math.ceil(manifest.health.startup_budget),

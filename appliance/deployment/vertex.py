@@ -56,6 +56,7 @@ def _container(one: Deployment) -> dict[str, Any]:
         "args": ["serve"],
         "env": [{"name": name, "value": text} for name, text in environment(one).items()],
         "ports": [{"containerPort": one.port}],
+        **({"grpcPorts": [{"containerPort": one.grpc_port}]} if one.grpc_port else {}),
         "healthRoute": "/health",
         "predictRoute": "/predict",
         "startupProbe": {**ready, "failureThreshold": -(-one.startup // _PERIOD_S)},

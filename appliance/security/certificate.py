@@ -21,20 +21,23 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """A certificate with its TLS context. `ends_s` is the end of its validity, in seconds since 1970. `stamp` changes
+    """A certificate with its TLS contexts. `ends_s` is the end of its validity, in seconds since 1970. `stamp` changes
     when the files change."""
 
-    def __init__(self, tls: Tls, context: ssl.SSLContext, ends_s: float, stamp: Stamp) -> None:
+    def __init__(self, tls: Tls, ends_s: float, stamp: Stamp) -> None:
+        """Raise OSError or ValueError if the files are not usable."""
         self.tls = tls
-        self.context = context
+        self.context = _context(tls, "http/1.1")
+        self.http2 = _context(tls, "h2")
         self.ends_s = ends_s
         self.stamp = stamp
 
     def replace_with(self, other: "Certificate") -> None:
         """Use the other certificate for new connections. Raise OSError if its files have changed since they were
         read."""
-        self.context.load_cert_chain(other.tls.certificate, other.tls.key)
-        self.context.minimum_version = VERSIONS[other.tls.least_version]
+        for context in (self.context, self.http2):
+            context.load_cert_chain(other.tls.certificate, other.tls.key)
+            context.minimum_version = VERSIONS[other.tls.least_version]
         self.tls, self.ends_s, self.stamp = other.tls, other.ends_s, other.stamp
 
     @property
@@ -74,18 +77,23 @@ def read_certificate(tls: Tls) -> Certificate:
         log.error(
             "endpoints.tls.certificate: %s expired on %s UTC; renew it", tls.certificate, f"{ends:%Y-%m-%d %H:%M}"
         )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = VERSIONS[tls.least_version]
-    context.set_alpn_protocols(["http/1.1"])
     try:
-        context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
+        return Certificate(tls, ends.timestamp(), stamp)
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", "") or str(error)
         raise ConfigError(
             f"endpoints.tls.key: {tls.key} is not the private key of {tls.certificate}, as PEM without a passphrase "
             f"({reason.lower().replace('_', ' ')})"
         ) from error
-    return Certificate(tls, context, ends.timestamp(), stamp)
+
+
+def _context(tls: Tls, protocol: str) -> ssl.SSLContext:
+    """Return the TLS context for a protocol by its name in ALPN."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = VERSIONS[tls.least_version]
+    context.set_alpn_protocols([protocol])
+    context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
+    return context
 
 
 def _no_password() -> str:

@@ -1,8 +1,8 @@
 """API keys, read from the place that the manifest names, at the start and at each reload.
 
 Each line has one key, in clear text or as `sha256:HEX`, the digest of its bytes. Optional fields after it give its name
-and limits: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes adapters=yes usage=yes`.
-`#` begins a comment. `slipway key` creates a key and its line.
+and limits: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes adapters=yes usage=yes
+profile=yes`. `#` begins a comment. `slipway key` creates a key and its line.
 """
 
 import hashlib
@@ -36,6 +36,7 @@ class ApiKey:
     priority: bool = False  # whether its requests may have a priority below 0
     adapters: bool = False  # whether it may load and unload LoRA adapters
     usage: bool = False  # whether it may read the usage of other keys
+    profile: bool = False  # whether it may start and stop the profiler
 
     @property
     def owner(self) -> str:
@@ -153,4 +154,5 @@ _FIELDS: dict[str, Callable[[str, str], Any]] = {
     "priority": _yes_or_no,
     "adapters": _yes_or_no,
     "usage": _yes_or_no,
+    "profile": _yes_or_no,
 }

@@ -375,19 +375,19 @@ async def serve(service: Service, listener: socket.socket) -> None:
     async with AsyncExitStack() as stack:
         for each in (connected(service, app.router, app.state.responses), controlled(service), watched(service)):
             await stack.enter_async_context(each)
-        await stack.enter_async_context(_grpc(service, app))
+        await stack.enter_async_context(_grpc(service, app, server.table))
         await server.serve([listener])
     log.info("ended")
 
 
-def _grpc(service: Service, app: ASGIApp) -> AbstractAsyncContextManager[None]:
+def _grpc(service: Service, app: ASGIApp, table: ConnectionTable) -> AbstractAsyncContextManager[None]:
     """Return the gRPC server, or nothing without a port for it."""
     if service.config.endpoints.grpc_port is None:
         return nullcontext()
     from appliance.server.platforms.grpc_server import grpc_served  # needs grpcio
 
     log.info("listening for gRPC on port %d", service.config.endpoints.grpc_port)
-    return grpc_served(service.config, app, service.certificate)
+    return grpc_served(lambda: service.config, app, table, service.certificate)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,9 +1,12 @@
-"""docker/prune.py: encoders are replaced by libraries that load and report errors."""
+"""docker/prune.py: unused libraries are replaced by libraries that load and report errors."""
 
 import ctypes
 import runpy
 import shutil
+import signal
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 PRUNE = runpy.run_path(str(ROOT / "docker" / "prune.py"))
 
 
-def library(path: Path, source: str, *needed: Path) -> None:
+def library(path: Path, source: str, *needed: Path, options: Sequence[str] = ()) -> None:
     command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-x", "c", "-", "-o", str(path)]
-    command += ["-x", "none", *map(str, needed), f"-Wl,-rpath,{path.parent}"]
-    subprocess.run(command, input=source, text=True, check=True)
+    command += ["-x", "none", *map(str, needed), *(f"-Wl,-rpath,{one.parent}" for one in needed)]
+    subprocess.run([*command, *options], input=source, text=True, check=True)
 
 
 @pytest.mark.skipif(not (shutil.which("cc") and shutil.which("nm")), reason="the build stage has cc and nm")
@@ -26,12 +29,175 @@ def test_an_encoder_is_replaced_and_what_is_linked_to_it_still_loads(tmp_path):
         codec, "long x265_get(void); long ask(void) { return x265_get(); } long decode(void) { return 5; }", encoder
     )
     before = codec.read_bytes()
-    freed = PRUNE["replace_encoders"](tmp_path)
+    freed = PRUNE["replace_unused"](tmp_path)
     assert freed > 200_000 and codec.read_bytes() == before
     loaded = ctypes.CDLL(str(codec))
     assert loaded.decode() == 5 and loaded.ask() == 0
-    assert PRUNE["symbols"](encoder, "--defined-only") == {"x265_get"}
+    assert PRUNE["symbols"](encoder, "--defined-only") == {"x265_get": ""}
 
 
-def test_only_encoders_are_named():
-    assert not [name for name in PRUNE["ENCODERS"] if "avcodec" in name or "dav1d" in name or "vpx" in name]
+@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("nm")), reason="the build stage has cc and nm")
+def test_a_replaced_library_has_the_versions_of_its_symbols(tmp_path):
+    tls, reader = tmp_path / "libgnutls-abc.so.30", tmp_path / "libavformat-abc.so.1"
+    script = tmp_path / "versions"
+    script.write_text("TLS_1 { old; }; TLS_2 { start; } TLS_1;")
+    library(
+        tls, "long start(void) { return 7; } long old(void) { return 8; }", options=[f"-Wl,--version-script={script}"]
+    )
+    library(reader, "long start(void); long old(void); long ask(void) { return start() + old(); }", tls)
+    assert PRUNE["symbols"](reader, "--undefined-only")["start"] == "TLS_2"
+    PRUNE["replace_unused"](tmp_path)
+    assert ctypes.CDLL(str(reader)).ask() == -2
+
+
+@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("readelf")), reason="the build stage has cc and readelf")
+def test_libraries_that_only_removed_ones_need_are_removed(tmp_path):
+    package, folder = tmp_path / "package", tmp_path / "package.libs"
+    package.mkdir()
+    folder.mkdir()
+    used, lower, upper = folder / "libused.so.1", folder / "liblower.so.1", folder / "libupper.so.1"
+    library(used, "long used(void) { return 1; }")
+    library(lower, "long lower(void) { return 2; }")
+    library(upper, "long lower(void); long upper(void) { return lower(); }", lower)
+    library(package / "module.so", "long used(void); long module(void) { return used(); }", used)
+    assert PRUNE["remove_orphans"](package, folder) > 0
+    assert sorted(path.name for path in folder.iterdir()) == ["libused.so.1"]
+    assert ctypes.CDLL(str(package / "module.so")).module() == 1
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A copy of the installed numpy, with its OpenBLAS replaced."""
+    import numpy
+
+    found = Path(numpy.__file__).parents[1]
+    folder = tmp_path_factory.mktemp("site")
+    if not list(found.glob("numpy.libs/libscipy_openblas64_*.so")):
+        pytest.skip("numpy has no OpenBLAS of its own")
+    shutil.copytree(found / "numpy", folder / "numpy", ignore=shutil.ignore_patterns("tests", "typing"))
+    shutil.copytree(found / "numpy.libs", folder / "numpy.libs")
+    assert PRUNE["replace_blas"](folder) > 10_000_000
+    return folder
+
+
+PRODUCTS = """
+import numpy as np
+random = np.random.default_rng(7)
+for kind in "fdFD":
+    def values(*shape):
+        made = random.normal(size=shape) + (1j * random.normal(size=shape) if kind in "FD" else 0)
+        return made.astype(kind)
+    for m, k, n in ((1, 1, 1), (3, 5, 7), (17, 64, 33), (2, 0, 3), (8, 1, 8), (1, 31, 9), (9, 31, 1)):
+        for left in (values(m, k), values(k, m).T, values(2 * m, k)[::2]):
+            for right in (values(k, n), values(n, k).T, values(k, n + 3)[:, 3:], np.asfortranarray(values(k, n))):
+                expected = np.einsum("ij,jk->ik", left.astype("D"), right.astype("D"))
+                found = left @ right
+                assert found.dtype == left.dtype and np.allclose(found, expected, atol=1e-4), (kind, m, k, n)
+            assert np.allclose(left @ left.T, np.einsum("ij,kj->ik", left, left), atol=1e-4)
+            assert np.allclose(left.T @ left, np.einsum("ji,jk->ik", left, left), atol=1e-4)
+            for vector in (values(k), values(2 * k)[::2], values(k)[::-1]):
+                assert np.allclose(left @ vector, np.einsum("ij,j->i", left, vector), atol=1e-4)
+                assert np.allclose(vector @ left.T, np.einsum("j,ij->i", vector, left), atol=1e-4)
+                assert np.allclose(np.vdot(vector, vector), (abs(vector) ** 2).sum(), atol=1e-4)
+                assert np.allclose(vector @ vector, (vector * vector).sum(), atol=1e-4)
+    a, b = values(4, 6, 5), values(4, 5, 3)
+    assert np.allclose(a @ b, np.einsum("aij,ajk->aik", a, b), atol=1e-4)
+assert np.isnan(np.full((2, 2), np.nan) @ np.zeros((2, 2))).all()
+"""
+
+
+def run(site: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with the numpy of `site`."""
+    program = f"import sys; sys.path.insert(0, {str(site)!r})\n{text}\nassert np.__file__.startswith({str(site)!r})"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+def test_products_of_numpy_do_not_need_openblas(site):
+    made = run(site, PRODUCTS)
+    assert made.returncode == 0, made.stderr
+
+
+def test_functions_of_lapack_end_the_process_with_their_name(site):
+    made = run(site, "import numpy as np; np.linalg.inv(np.eye(3))")
+    assert made.returncode == -signal.SIGABRT and "is not part of this image: docker/blas.c" in made.stderr
+
+
+def test_no_decoder_is_named():
+    assert not [name for name in PRUNE["UNUSED"] if "avcodec" in name or "dav1d" in name or "vpx" in name]
+
+
+TRIM = runpy.run_path(str(ROOT / "docker" / "trim.py"))
+STATUS = """Package: python3
+Status: install ok installed
+Version: 3.11
+Depends: lib (>= 2), absent | other, debconf
+
+Package: lib
+Pre-Depends: libc6:any
+Version: 2
+
+Package: libc6
+Version: 1
+
+Package: other
+Version: 1
+
+Package: debconf
+Version: 1
+Depends: perl-base
+
+Package: perl-base
+Version: 5
+"""
+
+
+def test_the_system_keeps_the_packages_that_serving_depends_on():
+    known = TRIM["packages"](STATUS)
+    assert TRIM["closure"](known, ["python3"]) == {"python3", "lib", "libc6", "other"}
+    assert TRIM["closure"](known, ["absent", "perl-base"]) == set()
+
+
+def test_packages_are_removed_with_their_files_and_entries(tmp_path):
+    database = tmp_path / "var/lib/dpkg"
+    (database / "info").mkdir(parents=True)
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "bin").symlink_to("usr/bin")
+    (database / "status").write_text(STATUS)
+    for name, files in {"python3": "/bin/python", "perl-base": "/usr/bin/perl\n/usr/share/perl", "lib": "/bin"}.items():
+        (database / "info" / f"{name}.list").write_text(f"/.\n{files}\n")
+    for name in ("python", "perl", "unowned"):
+        (tmp_path / "usr/bin" / name).touch()
+    (tmp_path / "usr/share/perl").mkdir(parents=True)
+    TRIM["remove_packages"](tmp_path, ["python3"])
+    assert sorted(path.name for path in (tmp_path / "usr/bin").iterdir()) == ["python", "unowned"]
+    assert (tmp_path / "bin").is_symlink() and not (tmp_path / "usr/share/perl").exists()
+    assert set(TRIM["packages"]((database / "status").read_text())) == {"python3", "lib", "libc6", "other"}
+    assert sorted(path.name for path in (database / "info").iterdir()) == ["lib.list", "python3.list"]
+
+
+def test_contents_name_every_file_once(tmp_path, capsys):
+    contents = runpy.run_path(str(ROOT / "docker" / "contents.py"))
+    site = tmp_path / "opt/slipway/venv/lib/python3.11/site-packages"
+    sizes = {
+        "torch/lib/libtorch_cpu.so": 4_000_000,
+        "torch/nn/__init__.py": 100_000,
+        "torch-2.dist-info/RECORD": 200_000,
+        "appliance/demo/demo/model.safetensors": 1_000_000,
+        "appliance/cli/main.py": 300_000,
+        "click/core.py": 500_000,
+    }
+    for name, count in sizes.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_bytes(bytes(count))
+    (tmp_path / "link").symlink_to(site / "click/core.py")
+    (site / "again").hardlink_to(site / "click/core.py")
+    contents["main"](str(tmp_path))
+    lines = [line.removeprefix("contents:").split(" MB  ") for line in capsys.readouterr().out.splitlines()]
+    assert {text: float(count) for count, text in lines} == {
+        "torch: operators and MKL (libtorch_cpu.so)": 4.0,
+        "torch: bindings and Python modules": 0.3,
+        "Slipway: demo model": 1.0,
+        "Slipway: Python modules, page, manifests": 0.3,
+        "other Python packages": 0.5,
+        "in all": 6.1,
+    }

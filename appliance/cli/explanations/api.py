@@ -31,8 +31,9 @@ API: dict[str, tuple[str, str]] = {
         "Send `Authorization: Bearer KEY` with a key from the list in endpoints.api_keys.",
     ),
     "Forbidden": (
-        "The API key of the request does not permit it. Only keys with adapters=yes load and unload LoRA adapters.",
-        "Use such a key, or ask the operator to add adapters=yes to the line of the key in endpoints.api_keys.",
+        "The API key of the request does not permit it. Only keys with adapters=yes load and unload LoRA adapters, and "
+        "only keys with profile=yes use the profiler.",
+        "Use such a key, or ask the operator to add adapters=yes or profile=yes to its line in endpoints.api_keys.",
     ),
     "NotFound": (
         "The path does not exist, or the requested model is not served.",

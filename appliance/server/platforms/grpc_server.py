@@ -4,13 +4,12 @@ A call has the keys, limits, metrics and log lines of its HTTP route. Metadata o
 `authorization`.
 """
 
-import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import chain
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -18,11 +17,14 @@ import grpc
 import httpx
 from starlette.types import ASGIApp
 
-from appliance.config.gateway import GatewayConfig, Tls
+from appliance.config.gateway import GatewayConfig
 from appliance.security.certificate import Certificate
+from appliance.server.http.connections import ConnectionTable
 from appliance.server.platforms.grpc_messages import CHOICE, HEALTH, MESSAGES
+from appliance.server.platforms.grpc_relay import relayed
 from engine.api.errors import ConfigError
 
+BACKLOG = 1024
 STOP_S = 0.5  # time for open calls after the HTTP server has ended
 SERVING, NOT_SERVING = 1, 2
 PASSED_ON = frozenset(("authorization", "x-api-key", "x-request-id", "traceparent", "tracestate"))
@@ -239,51 +241,30 @@ def _services(calls: Calls) -> tuple[Any, ...]:
 
 @asynccontextmanager
 async def grpc_served(
-    config: GatewayConfig, app: ASGIApp, certificate: Certificate | None = None
+    config: Callable[[], GatewayConfig], app: ASGIApp, table: ConnectionTable, certificate: Certificate | None = None
 ) -> AsyncIterator[None]:
-    """Serve gRPC on `endpoints.grpc_port`, with the certificate of the HTTP port if it has one. New connections use a
-    renewed certificate. Raise GrpcPortTaken."""
-    port = config.endpoints.grpc_port
-    most = config.limits.max_body
+    """Serve gRPC on `endpoints.grpc_port`, with the certificate and the limits of connections of the HTTP port. Raise
+    GrpcPortTaken."""
+    first = config()
+    host, port = first.endpoints.host, first.endpoints.grpc_port
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise GrpcPortTaken(
+            f"endpoints.grpc_port: {host}:{port} cannot be used ({error.strerror}). Choose another."
+        ) from error
     server = grpc.aio.server(
-        options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)],
-        maximum_concurrent_rpcs=config.endpoints.connections.max,
+        options=[("grpc.max_receive_message_length", first.limits.max_body)],
+        maximum_concurrent_rpcs=first.endpoints.connections.max,
     )
     server.add_generic_rpc_handlers(_services(Calls(app)))
-    host = f"[{config.endpoints.host}]" if ":" in config.endpoints.host else config.endpoints.host
-    try:
-        if certificate is None:
-            server.add_insecure_port(f"{host}:{port}")
-        else:
-            first = await asyncio.to_thread(_pair, certificate.tls)
-            renewed = partial(_renewed_pair, certificate, [certificate.stamp])
-            server.add_secure_port(f"{host}:{port}", grpc.dynamic_ssl_server_credentials(first, renewed))
-    except RuntimeError as error:
-        raise GrpcPortTaken(
-            f"endpoints.grpc_port: {host}:{port} cannot be used; is it in use? Choose another."
-        ) from error
-    await server.start()
-    try:
-        yield
-    finally:
-        await server.stop(STOP_S)
-
-
-def _pair(tls: Tls) -> Any:
-    """Return a key and its certificate."""
-    pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
-    return grpc.ssl_server_certificate_configuration([pair])
-
-
-def _renewed_pair(certificate: Certificate, used: list[Any]) -> Any:
-    """Return the pair for a new connection, or None if the pair of the stamp in `used` is still the present one. Called
-    by a thread of gRPC for each connection."""
-    stamp = certificate.stamp
-    if stamp == used[0] or certificate.changed:
-        return None
-    try:
-        pair = _pair(certificate.tls)
-    except OSError:  # the files are being replaced
-        return None
-    used[0] = stamp
-    return pair
+    with TemporaryDirectory(prefix="slipway-grpc-") as folder:
+        path = f"{folder}/socket"
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        async with relayed(listener, path, table, config, certificate):
+            try:
+                yield
+            finally:
+                await server.stop(STOP_S)

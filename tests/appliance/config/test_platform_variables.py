@@ -121,3 +121,9 @@ def test_the_api_key_of_vllm_is_required_and_never_part_of_the_configuration(tmp
     name = settings.manifest.endpoints.api_keys
     assert name and settings.manifest.secrets[name].env == "SM_VLLM_API_KEY"
     assert "canary" not in repr(settings.tree) and "canary" not in settings.manifest.model_dump_json()
+
+
+def test_variables_of_other_profilers_cause_a_warning_with_the_key() -> None:
+    (warning,) = unused_variables({"VLLM_TORCH_PROFILER_DIR": "/tmp/x", "VLLM_LOGGING_LEVEL": "INFO"})
+    assert warning.level == "warning" and warning.place.source == "VLLM_TORCH_PROFILER_DIR"
+    assert "observability.profiler_folder" in warning.text

@@ -120,7 +120,7 @@ def check(objects: list[dict[str, Any]]) -> None:
     (pod,) = pods(objects)
     (container,) = pod["containers"]
     assert [one["name"] for one in container["volumeMounts"]] == [one["name"] for one in pod["volumes"]]
-    assert {"http"} == {one["name"] for one in container["ports"]}
+    assert {"http"} <= {one["name"] for one in container["ports"]} <= {"http", "grpc"}
     for volume in pod["volumes"]:
         if "configMap" in volume:
             assert ("ConfigMap", volume["configMap"]["name"]) in names

@@ -109,12 +109,14 @@ def test_sagemaker_instance_types_exist() -> None:
 def test_vertex_requests_follow_the_discovery_document(demo: Path, llama: Path) -> None:
     schema = json.loads((SCHEMAS / "vertex.json").read_text())
     bodies = {"upload-model": "UploadModelRequest", "deploy-model": "DeployModelRequest", "create-endpoint": "Endpoint"}
-    for path, words, text in ((demo, "cpu:4:16GiB", PLATFORM), (llama, "l4x2", GPU)):
+    with_grpc = GPU + "endpoints: {grpc_port: 8081}\n"
+    for path, words, text in ((demo, "cpu:4:16GiB", PLATFORM), (llama, "l4x2", with_grpc)):
         rendered = files("vertex", write_manifest(path.parent, text), words)
         assert {name.removesuffix(".json") for name in rendered} == set(bodies)
         for name, body in bodies.items():
             reference = {"$ref": f"#/$defs/GoogleCloudAiplatformV1{body}"}
             jsonschema.Draft202012Validator({**schema, **reference}).validate(rendered[f"{name}.json"])
+    assert rendered["upload-model.json"]["model"]["containerSpec"]["grpcPorts"] == [{"containerPort": 8081}]
     machine = rendered["deploy-model.json"]["deployedModel"]["dedicatedResources"]["machineSpec"]
     assert machine == {"machineType": "g2-standard-24", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 2}
     definition = schema["$defs"]["GoogleCloudAiplatformV1MachineSpec"]["properties"]["acceleratorType"]

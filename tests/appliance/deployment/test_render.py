@@ -138,6 +138,19 @@ def test_gpus_ranks_and_defaults_are_in_the_objects(tmp_path: Path) -> None:
     assert compose(encrypted)["secrets"] == {"tls.crt": {"file": "/c.pem"}}
 
 
+def test_the_port_of_grpc_is_published(on_cpu: Path) -> None:
+    one = replace(deployed(on_cpu, "cpu:4:16GiB"), grpc_port=8081)
+    for render in (kubernetes, kserve, leaderworkerset):
+        objects = render(one)
+        check(objects)
+        (pod,) = pods(objects)
+        assert {"name": "grpc", "containerPort": 8081} in pod["containers"][0]["ports"]
+        for each in objects:
+            if each["kind"] == "Service":
+                assert {"name": "grpc", "port": 8081, "targetPort": "grpc"} in each["spec"]["ports"]
+    assert compose(one)["services"]["slipway"]["ports"] == ["8100:8100", "8081:8081"]
+
+
 def test_probes_are_routes_of_the_service() -> None:
     paths = {route.path for route in health.routes}  # type: ignore[attr-defined]
     assert {"/ready", "/live"} <= paths

@@ -2,15 +2,20 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import uvloop
 
 from appliance.config.gateway import Tls
-from appliance.security.certificate import read_certificate
+from appliance.security.certificate import Certificate, read_certificate
+from appliance.server.http.connections import ConnectionTable
+from appliance.server.platforms.grpc_relay import PREFACE, Frames
 from appliance.server.platforms.grpc_server import GrpcPortTaken, grpc_served
 from tests.appliance.certificates import write_certificate
 
@@ -28,16 +33,24 @@ async def live(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def served(config: Any, certificate: Certificate | None = None, app: Any = live) -> AbstractAsyncContextManager[None]:
+    return grpc_served(lambda: config, app, table_of(config, []), certificate)
+
+
+def table_of(config: Any, closed: list[str]) -> ConnectionTable:
+    return ConnectionTable(lambda: config.endpoints.connections, closed.append)
+
+
 def test_a_port_in_use_is_a_configuration_error(new_config: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         config = new_config(**{"endpoints.grpc_port": other.getsockname()[1]})
 
         async def serve() -> None:
-            async with grpc_served(config, live):
+            async with served(config):
                 pass
 
         with pytest.raises(GrpcPortTaken, match="grpc_port"):
-            asyncio.run(serve())
+            uvloop.run(serve())
 
 
 def test_a_renewed_certificate_is_used_for_new_connections(new_config: Callable[..., Any], tmp_path: Path) -> None:
@@ -61,14 +74,14 @@ def test_a_renewed_certificate_is_used_for_new_connections(new_config: Callable[
                 return False
 
     async def serve() -> None:
-        async with grpc_served(config, live, certificate):
+        async with served(config, certificate):
             assert await answers()
             write_certificate(tmp_path, "a")
             assert not await answers(), "the new certificate was not accepted yet"
             certificate.replace_with(read_certificate(tls))
             assert await answers()
 
-    asyncio.run(serve())
+    uvloop.run(serve())
 
 
 def test_names_of_models_are_no_paths(new_config: Callable[..., Any]) -> None:
@@ -77,7 +90,7 @@ def test_names_of_models_are_no_paths(new_config: Callable[..., Any]) -> None:
 
     async def serve() -> str:
         async with (
-            grpc_served(config, live),
+            served(config),
             grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
         ):
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
@@ -86,4 +99,79 @@ def test_names_of_models_are_no_paths(new_config: Callable[..., Any]) -> None:
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
             return str(caught.value.details())
 
-    assert asyncio.run(serve()) == "/v2/models/a%20?/x01/ready"
+    assert uvloop.run(serve()) == "/v2/models/a%20?/x01/ready"
+
+
+def test_frames_are_found_however_the_bytes_are_cut() -> None:
+    def frame(kind: int, flags: int, stream: int, size: int) -> bytes:
+        return size.to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + bytes(size)
+
+    data = bytes(PREFACE) + frame(4, 0, 0, 18) + frame(1, 4, 1, 33) + frame(0, 1, 1, 0) + frame(3, 0, 2**31 + 5, 4)
+    for size in (1, 2, 7, 9, 24, 1000):
+        frames = Frames(PREFACE)
+        found = [each for at in range(0, len(data), size) for each in frames.feed(data[at : at + size])]
+        assert found == [(4, 0, 0), (1, 4, 1), (0, 1, 1), (3, 0, 5)], size
+
+
+def test_connections_of_one_address_are_limited(new_config: Callable[..., Any]) -> None:
+    """Idle connections make room for new ones, and connections with an open call do not."""
+    port, closed = free_port(), []
+    config = new_config(**{"endpoints.grpc_port": port, "endpoints.connections.max_per_address": 2})
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+
+    async def serve() -> None:
+        let_go = asyncio.Event()
+
+        async def wait(scope: Any, receive: Any, send: Any) -> None:
+            await let_go.wait()
+            await live(scope, receive, send)
+
+        table = table_of(config, closed)
+        async with grpc_served(lambda: config, wait, table):
+            channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) for _ in range(3)]
+            calls = [one.unary_unary("/inference.GRPCInferenceService/ServerLive") for one in channels]
+            silent = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port))
+            open_calls = [asyncio.ensure_future(call(b"", timeout=20)) for call in calls[:2]]
+            while table.idle or len(table) != 2:
+                await asyncio.sleep(0.01)
+            assert closed == ["max_per_address"], "the silent connection"
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await calls[2](b"", timeout=5)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            silent.close()
+            let_go.set()
+            assert await asyncio.gather(*open_calls) == [b"", b""]
+            while table.idle != 2:
+                await asyncio.sleep(0.01)
+            for channel in channels:
+                await channel.close()
+
+    uvloop.run(asyncio.wait_for(serve(), 60))
+
+
+@pytest.mark.parametrize(("least", "accepted"), [("TLSv1.2", True), ("TLSv1.3", False)])
+def test_the_least_version_of_tls_applies(
+    new_config: Callable[..., Any], tmp_path: Path, least: Any, accepted: bool
+) -> None:
+    write_certificate(tmp_path, "a")
+    tls = Tls(certificate=str(tmp_path / "a.crt"), key=str(tmp_path / "a.key"), least_version=least)
+    port = free_port()
+    config = new_config(**{"endpoints.grpc_port": port, "tls": tls})
+
+    def handshake() -> str | None:
+        context = ssl.create_default_context(cafile=str(tmp_path / "a.crt"))
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
+        raw = socket.create_connection(("127.0.0.1", port), 10)
+        with raw, context.wrap_socket(raw, server_hostname="localhost") as wrapped:
+            return wrapped.selected_alpn_protocol()
+
+    async def serve() -> str | None:
+        async with served(config, read_certificate(tls)):
+            return await asyncio.to_thread(handshake)
+
+    if accepted:
+        assert uvloop.run(serve()) == "h2"
+    else:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            uvloop.run(serve())

@@ -85,6 +85,30 @@ def test_changing_adapters_is_a_right_of_a_key(
             assert "adapters=yes" in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
+def test_profiling_is_a_right_of_a_key(make_gateway: Callable[..., Gateway], path: str) -> None:
+    """503: no engine is ready. Without keys every client may use the profiler. Without a folder there is none."""
+    gateway = make_gateway(profiler=True)
+    gateway.router.engines = []
+
+    def call(gateway: Gateway, key: str = "") -> httpx.Response:
+        async def send() -> httpx.Response:
+            async with gateway.client() as client:
+                return await client.post(path, headers={"x-api-key": key} if key else {})
+
+        return asyncio.run(send())
+
+    assert call(gateway).status_code == 503
+    keys = parse_keys(["sk-any adapters=yes usage=yes priority=yes", "sk-operator profile=yes"], "keys")
+    gateway.service.set_keys(keys)
+    assert call(gateway).status_code == 401 and call(gateway, "sk-operator").status_code == 503
+    refused = call(gateway, "sk-any")
+    assert refused.status_code == 403 and "profile=yes" in refused.json()["error"]["message"]
+    closed = make_gateway()
+    closed.service.set_keys(keys)
+    assert {call(closed, key).status_code for key in ("sk-any", "sk-operator")} == {404}
+
+
 def test_without_keys_every_client_may_go_first(gateway: Gateway) -> None:
     assert gateway.says("ok").post("/v1/completions", {**ROUTES["/v1/completions"], "priority": -1})[0] == 200
 
