@@ -9,6 +9,7 @@ starts last. Files that use the demo service come last, so that it does not run 
 """
 
 import faulthandler
+import gc
 import os
 from collections.abc import Generator
 from importlib.util import find_spec
@@ -68,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until the tests are collected: a collection of garbage would visit modules and tests again and again
     if config.getoption("emulate"):
         patch = pytest.MonkeyPatch()
         config.add_cleanup(patch.undo)
@@ -88,6 +90,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {os.path.join(os.path.dirname(__file__), name): at for at, name in enumerate(LONGEST)}
     shared = {item.path for item in items if "demo" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (item.path in shared, places.get(str(item.path), len(places))))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and tests from collections of garbage, of which each would take more than a second."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else extension modules report their objects as leaks when the interpreter exits
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -34,6 +34,7 @@ from engine.models.parts import (
     Rope,
     YarnScaling,
 )
+from tests.tiers import paired
 
 CONFIG = SchedulerConfig(layout=make_layout((None, 9)), blocks=30, max_context=100, max_step_tokens=16, max_running=4)
 
@@ -78,8 +79,9 @@ class Restored(Scheduler):
         return planned
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-@pytest.mark.parametrize("windows", ["full", "narrow and wide windows"])
+@pytest.mark.parametrize(
+    ("policy", "windows"), paired(["fcfs", "priority", "fair"], ["narrow and wide windows", "full"])
+)
 def test_a_restored_scheduler_has_the_whole_state_at_every_step(policy: str, windows: str) -> None:
     Restored.compared = 0
     snapshots = 5 if policy == "fcfs" else None
