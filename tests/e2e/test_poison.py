@@ -69,8 +69,10 @@ async def attack(
         return before, beside, [*await copies, await client.post("/v1/completions", json=bad)]
 
 
-@pytest.mark.parametrize(("others", "poison"), thinned([(1, 1), (1, 2), (3, 2), (31, 2)], kept=[(1, 1)]))
-def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(launch, tmp_path, others, poison):
+@pytest.mark.parametrize("counts", thinned([(1, 1), (1, 2), (3, 2), (31, 2)], kept=[(1, 1)]))
+def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(launch, tmp_path, counts):
+    """counts: other requests, and copies of the poison request."""
+    others, poison = counts
     (tmp_path / "sitecustomize.py").write_text(FAULT)
     limits = ("--set", "lifecycle.restart.max=2", "--set", "lifecycle.restart.backoff=100ms")
     appliance = launch(ROOT / "manifests" / "demo.yaml", *limits, PYTHONPATH=str(tmp_path))

@@ -193,6 +193,7 @@ def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("planted", "words"),
     [

@@ -93,6 +93,7 @@ NOT_COMPILED = [one for one in VARIANTS if platform.machine() in one.machines an
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")
+@pytest.mark.timeout(900)  # a busy machine
 @pytest.mark.parametrize("variant", NOT_COMPILED, ids=lambda one: one.name)
 def test_kernels_for_other_cpus_have_no_error(variant: Variant) -> None:
     """`make` does not compile these. The compiler checks them without making code, which takes a tenth of the time."""
