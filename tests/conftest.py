@@ -71,7 +71,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until the tests are collected: a collection of garbage would visit modules and tests again and again
+    gc.disable()  # until the tests are collected, because each garbage collection would visit all of them
     if config.getoption("emulate"):
         patch = pytest.MonkeyPatch()
         config.add_cleanup(patch.undo)
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt modules and tests from collections of garbage, of which each would take more than a second."""
+    """Exempt modules and tests from garbage collection. Each full collection would take more than a second."""
     gc.freeze()
     gc.enable()
 
