@@ -16,7 +16,6 @@ from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import usable
 from kernels.jit import installed
 from tests.engine.layers.families import CASES, random_family
-from tests.tiers import paired
 
 TRITON = pytest.param("triton", marks=pytest.mark.skipif(not installed(), reason="no Triton"))
 BODIES = ["torch", *usable(), TRITON]
@@ -47,10 +46,11 @@ def saved(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize(("body", "family"), paired(BODIES, ["deepseek-v32", "glm-moe-dsa"]))
-def test_sparse_attention_equals_transformers_in_steps_of_all_kinds(family, body, saved, driver, ids):
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(("name", "more"), [("deepseek-v32", DENSE_MLPS), ("glm-moe-dsa", SHARED)])
+def test_sparse_attention_equals_transformers_in_steps_of_all_kinds(name, more, body, saved, driver, ids):
     """Prompts in chunks, decode steps, and several tokens of a row after cached ones."""
-    path, logits = saved(family, SHARED if family == "glm-moe-dsa" else DENSE_MLPS)
+    path, logits = saved(name, more)
     engine = driver(path, kernels=body)
     long, short = engine.add(ids(29, 1)), engine.add(ids(12, 2))
     engine.step([(long, 20), (short, 1)])
