@@ -108,6 +108,12 @@ def test_paired_keeps_each_case_with_one_of_the_others_in_turn():
     assert [list(one.marks) for one in found if one.marks] == [[NIGHTLY]] * 3
 
 
+def test_paired_rejects_parameters_with_marks():
+    for cases, others in (([pytest.param("a")], [1]), (["a"], [pytest.param(1)])):
+        with pytest.raises(ValueError, match="no marks"):
+            paired(cases, others)
+
+
 class Item:
     """The attributes of a pytest.Item that `mark_tiers` uses."""
 
