@@ -23,12 +23,15 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 # Processes that tests start read compiled modules; without them, each compiles the same 100,000 lines.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Compiles the kernels that this CPU can run. 1 compiles all: two to three times as long.
+export SLIPWAY_BUILD_KERNELS ?= native
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 INSTALL := $(BIN)/python requirements/install.py
 
-.PHONY: serve test test-all emulated kernels quick fuzz lint types prose clients image-test docs bench lock clean
+.PHONY: serve test test-all pytest emulated kernels quick fuzz lint types prose clients image-test docs bench lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -40,11 +43,17 @@ serve: $(VENV)/.runtime
 PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 \
 	$(if $(REPEAT),--repeat-failed $(REPEAT))
 
-test: $(VENV)/.test lint types
-	$(PYTEST) -m "not variants and not nightly"
+# mypy has one thread, so it runs beside the tests.
+test: $(VENV)/.test lint
+	@$(MAKE) --no-print-directory --jobs 2 types pytest
 
 test-all: $(VENV)/.test lint types kernels
+	$(BIN)/python tests/rewrite.py
 	$(PYTEST)
+
+pytest: $(VENV)/.test
+	$(BIN)/python tests/rewrite.py
+	$(PYTEST) -m "not variants and not nightly"
 
 EMULATED := $(addprefix tests/kernels/test_compiled,.py _attention.py _experts.py)
 

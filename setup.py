@@ -2,8 +2,8 @@
 
 `kernels/cpu` is compiled once for each variant (`kernels/cpu/library.py`), which becomes one extension. With a C++
 compiler every variant must build, or the installation fails. Without a compiler the package installs as pure Python,
-with a warning, and torch serves. `SLIPWAY_BUILD_KERNELS=0` installs without
-kernels although there is a compiler.
+with a warning, and torch serves. `SLIPWAY_BUILD_KERNELS=0` installs without kernels although there is a compiler, and
+`native` compiles only the variants that this CPU can run.
 """
 
 import copy
@@ -27,13 +27,16 @@ SWITCH = "SLIPWAY_BUILD_KERNELS"
 DEMO = ("demo.yaml", "demo/*.json", "demo/*.safetensors")
 
 
-def variants():
-    """Return the variants for this machine. Loads library.py by its path, because the package is not installed yet."""
+def variants(native):
+    """Return the variants for this type of machine, or for this CPU if native. Loads library.py by its path, because
+    the package is not installed yet."""
     spec = importlib.util.spec_from_file_location("library", FOLDER / "library.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["library"] = module
     spec.loader.exec_module(module)
-    return [one for one in module.VARIANTS if platform.machine() in one.machines]
+    return [
+        one for one in module.VARIANTS if platform.machine() in one.machines and (not native or module.runs_here(one))
+    ]
 
 
 def compiler():
@@ -51,8 +54,11 @@ def compiler():
 def extensions():
     """Return one extension for each variant, or none without a compiler."""
     wanted = os.environ.get(SWITCH, "1")
-    if wanted not in ("0", "1"):
-        raise SystemExit(f"{SWITCH}={wanted}: must be 0 (do not compile the CPU kernels) or 1 (the default)")
+    if wanted not in ("0", "1", "native"):
+        raise SystemExit(
+            f"{SWITCH}={wanted}: must be 0 (do not compile the CPU kernels), native (those that this CPU can run) or 1 "
+            "(the default: all)"
+        )
     if wanted == "0" or compiler() is None:
         reason = f"{SWITCH} is 0" if wanted == "0" else "no C++ compiler was found"
         print(
@@ -70,7 +76,7 @@ def extensions():
             extra_compile_args=["-std=c++20", "-O3", "-g0", "-Wno-psabi", "-fno-math-errno", *one.flags],
             language="c++",
         )
-        for one in variants()
+        for one in variants(wanted == "native")
     ]
 
 

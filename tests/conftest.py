@@ -9,6 +9,7 @@ starts last. Files that use the demo service come last, so that it does not run 
 """
 
 import faulthandler
+import gc
 import os
 from collections.abc import Generator
 from importlib.util import find_spec
@@ -43,21 +44,23 @@ if not torch.cuda.is_available():
 LONGEST = (
     "kernels/test_aot.py",
     "e2e/test_chaos.py",
-    "engine/worker/test_fused_experts.py",
-    "engine/layers/test_architectures.py",
-    "engine/worker/test_pooled_device.py",
-    "engine/test_ranks.py",
-    "e2e/test_survive.py",
-    "e2e/test_budgets.py",
     "e2e/test_reload.py",
-    "engine/layers/test_fused.py",
+    "engine/layers/test_families.py",
+    "engine/layers/test_architectures.py",
+    "engine/test_ranks.py",
+    "docs/test_commands.py",
+    "engine/layers/test_more_formats.py",
+    "engine/test_speculation.py",
     "appliance/constraints/test_cells.py",
-    "engine/worker/test_fused_sources.py",
-    "engine/worker/test_precompile.py",
-    "engine/test_ranks_gpu.py",
+    "e2e/test_speech.py",
+    "e2e/test_drift.py",
+    "e2e/test_sources.py",
+    "engine/layers/test_fused.py",
+    "e2e/test_budgets.py",
     "e2e/test_sourced.py",
     "kernels/test_ops.py",
     "engine/layers/test_fp8_checkpoints.py",
+    "engine/worker/test_fused_sources.py",
 )
 
 
@@ -68,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until the tests are collected, because each garbage collection would visit all of them
     if config.getoption("emulate"):
         patch = pytest.MonkeyPatch()
         config.add_cleanup(patch.undo)
@@ -88,6 +92,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {os.path.join(os.path.dirname(__file__), name): at for at, name in enumerate(LONGEST)}
     shared = {item.path for item in items if "demo" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (item.path in shared, places.get(str(item.path), len(places))))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and tests from garbage collection. Each full collection would take more than a second."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else extension modules report their objects as leaks when the interpreter exits
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

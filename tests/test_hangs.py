@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import thinned
+
 ROOT = Path(__file__).parents[1]
 HANGS = """
 import ctypes, pytest
@@ -31,7 +33,10 @@ def test_that_fails_and_hangs_as_it_ends(held):
 """
 
 
-@pytest.mark.parametrize("name", ["test_that_hangs", "test_that_fails_and_hangs_as_it_ends"])
+@pytest.mark.parametrize(
+    "name",
+    thinned(["test_that_hangs", "test_that_fails_and_hangs_as_it_ends"], ["test_that_fails_and_hangs_as_it_ends"]),
+)
 def test_a_test_that_hangs_ends_and_says_where(name, tmp_path):
     (tmp_path / "test_it.py").write_text(HANGS)
     began = time.monotonic()

@@ -59,7 +59,7 @@ NOT_UNIT = (
         "engine/core",
     ),
     *("engine/distributed", "engine/layers", "engine/sampling", "engine/weights", "engine/worker", "kernels"),
-    *("manifests", "packaging", "tools", "test_hangs.py", "test_repeat.py"),
+    *("manifests", "packaging", "tools", "test_hangs.py", "test_repeat.py", "test_rewrite.py"),
 )
 
 USES = {
@@ -108,6 +108,12 @@ def test_paired_keeps_each_case_with_one_of_the_others_in_turn():
     assert [list(one.marks) for one in found if one.marks] == [[NIGHTLY]] * 3
 
 
+def test_paired_rejects_parameters_with_marks():
+    for cases, others in (([pytest.param("a")], [1]), (["a"], [pytest.param(1)])):
+        with pytest.raises(ValueError, match="no marks"):
+            paired(cases, others)
+
+
 class Item:
     """The attributes of a pytest.Item that `mark_tiers` uses."""
 
@@ -151,6 +157,7 @@ def test_every_test_file_is_a_unit_test_or_known_not_to_be_one():
 
 def test_make_test_omits_variants_and_nightly_tests_and_make_test_all_nothing():
     rules = (ROOT / "Makefile").read_text()
-    body = {name: rules.partition(f"\n{name}: ")[2].partition("\n\n")[0] for name in ("test", "test-all")}
-    assert body["test"].count('-m "not variants and not nightly"') == 1
+    body = {name: rules.partition(f"\n{name}: ")[2].partition("\n\n")[0] for name in ("test", "pytest", "test-all")}
+    assert body["test"].endswith("types pytest") and "$(VENV)/.test lint\n" in body["test"]
+    assert body["pytest"].count('-m "not variants and not nightly"') == 1
     assert "-m" not in body["test-all"].partition("\n")[2]

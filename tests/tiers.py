@@ -60,7 +60,11 @@ def thinned(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
 
 def paired(cases: Iterable[Any], others: Sequence[Any]) -> list[Any]:
     """Return all pairs of two parameters of a test; `make test` runs each case with one of the others, in turn. Use it
-    if a case and another parameter do not interact, for example a family and the kernels that compute it."""
+    if a case and another parameter do not interact, for example a family and the kernels that compute it. Raise
+    ValueError for a pytest.param: the test would receive it instead of its value."""
+    cases = list(cases)
+    if marked := [one for one in (*cases, *others) if hasattr(one, "marks")]:
+        raise ValueError(f"{marked}: parameters of a pair have no marks")
     return [
         pytest.param(case, other, marks=() if at == number % len(others) else NIGHTLY)
         for number, case in enumerate(cases)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.responses import Response
 from starlette.routing import Route
 
 from appliance.server.admin import docs, health, metrics, page, profile, usage, why
@@ -97,10 +98,14 @@ def build_app(service: Service) -> FastAPI:
             (router in (adapters.router, multi_model.router) and not service.config.adapter_folders)
             or (router is profile.router and not service.config.profiler)
         )
-        app.include_router(router, include_in_schema=described)
+        if described:
+            # The routes themselves, because include_router makes copies: 2 ms of CPU time for each route.
+            app.router.routes.extend(router.routes)
+        else:
+            app.include_router(router, include_in_schema=False)
     for need, router in ROUTES:
         if not _serves(service, need):
-            app.include_router(_absent(router, need))
+            app.router.routes.extend(_absent(router, need))
     return app
 
 
@@ -112,13 +117,13 @@ def _serves(service: Service, need: Need) -> bool:
     return need is None or any(task in service.tasks for task in _tasks(need))
 
 
-def _absent(router: APIRouter, need: Need) -> APIRouter:
+def _absent(router: APIRouter, need: Need) -> list[Route]:
     """Return replacement routes for a task that the model does not support. They report which tasks it serves.
 
     The status is 404, or 501 with the vllm profile.
     """
 
-    async def refuse(request: Request) -> None:
+    async def refuse(request: Request) -> Response:
         service = service_of(request)
         absent = NotFound if service.config.endpoints.compat == "openai" else TaskNotServed
         raise absent(
@@ -127,11 +132,11 @@ def _absent(router: APIRouter, need: Need) -> APIRouter:
             "model",
         )
 
-    refusing = APIRouter(include_in_schema=False)
-    for route in router.routes:
-        if isinstance(route, Route):
-            refusing.add_api_route(route.path, refuse, methods=sorted(route.methods or ()))
-    return refusing
+    return [
+        Route(route.path, refuse, methods=sorted(route.methods or ()), include_in_schema=False)
+        for route in router.routes
+        if isinstance(route, Route)
+    ]
 
 
 def routers(service: Service) -> list[APIRouter]:

@@ -54,7 +54,13 @@ class Replay(msgspec.Struct):
 
 
 def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
-    """Run the recorded events. `note` is called for every event of a request."""
+    """Run the recorded events. `note` is called for every event of a request. Raises ConfigError if they cannot have
+    happened in this order, for example because records are missing."""
+    with recorded_faults():
+        return _replay(records, note)
+
+
+def _replay(records: Iterator[Record], note: Note | None) -> Replay:
     result = Replay()
     scheduler: Scheduler | None = None
     for record in records:
@@ -155,8 +161,7 @@ def main(arguments: list[str]) -> int:
             print(printable(what))
 
     try:
-        with recorded_faults():
-            outcome = replay(read_records(options.file), note if options.explain else None)
+        outcome = replay(read_records(options.file), note if options.explain else None)
     except (OSError, ConfigError) as error:
         print(f"{options.file}: {printable(reason(error))}", file=sys.stderr)
         return 1

@@ -138,6 +138,11 @@ def _usable(folder: Path, flags: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in found if name != "amx" or _open(name).slipway_has_amx())
 
 
+def runs_here(variant: Variant) -> bool:
+    """Return whether this CPU has the instructions of a variant, compiled or not."""
+    return variant.needs <= _cpu_flags()
+
+
 def _file(folder: Path, name: str) -> Path | None:
     return next(iter(sorted(folder.glob(f"_{name}.*so"))), None)
 

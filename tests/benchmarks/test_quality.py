@@ -15,6 +15,7 @@ from benchmarks.quality_files import tokenize, write_formats
 from benchmarks.quality_llama import LlamaCpp
 from tests.engine.layers.test_gguf import gguf_name, permute
 from tests.engine.quantized_writers import random_model
+from tests.tiers import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "A short text of 43 bytes, é and 1234 in it."
@@ -145,10 +146,11 @@ def test_a_failure_of_llama_cpp_is_reported(llama_python):
         llama.log_probabilities(Path("/no.gguf"), [], 1)
 
 
-def test_a_run_beside_llama_cpp_measures_both_on_its_files(file, llama_python, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("settings", thinned([4, len(quality.LLAMA_SETTINGS)], kept=[4]))
+def test_a_run_beside_llama_cpp_measures_both_on_its_files(file, llama_python, tmp_path, monkeypatch, capsys, settings):
     (tmp_path / "text.txt").write_text("aabb" * 5)
     out = tmp_path / "found.json"
-    names = [one.name for one in quality.LLAMA_SETTINGS]
+    names = [one.name for one in quality.LLAMA_SETTINGS[:settings]]
     arguments = ["--model", str(file), "--texts", str(tmp_path), "--kernels", "base", "--threads", "1"]
     monkeypatch.setattr(
         sys, "argv", ["quality", *arguments, "--out", str(out), "--llama-cpp", llama_python, "--settings", *names]

@@ -35,7 +35,10 @@ NAMED = {
 }
 
 
-def run(commands: list[list[str]], timeout: float = 240) -> list[tuple[int, str]]:
+COMMANDS = sorted(RUNNABLE | NAMED)
+
+
+def run(commands: list[list[str]], timeout: float = 400) -> list[tuple[int, str]]:
     """Exit code and output of each command."""
     without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -60,10 +63,10 @@ def test_every_module_of_benchmarks_and_tools_imports():
     assert done.returncode == 0, done.stderr
 
 
-def test_every_command_on_the_pages_and_of_benchmarks_and_tools_has_a_help_text():
-    commands = sorted(RUNNABLE | NAMED)
+def test_every_command_on_the_pages_and_of_benchmarks_and_tools_has_a_help_text(results):
     assert len(RUNNABLE) > 25 and len(NAMED) > 15, "the commands were not found"
-    for name, (code, output) in zip(commands, run([[name, "--help"] for name in commands]), strict=True):
+    for name in COMMANDS:
+        code, output = results[f"{name} --help"]
         assert code == 0, f"{name} --help: exit code {code}\n{output}"
         assert output.startswith("usage: ") and "Traceback" not in output, f"{name} --help:\n{output}"
 
@@ -72,8 +75,7 @@ def test_every_command_on_the_pages_and_of_benchmarks_and_tools_has_a_help_text(
     "tests/docs/test_commands.py::test_every_command_on_the_pages_and_of_benchmarks_and_tools_has_a_help_text"
 )
 def test_a_wrong_argument_of_a_command_is_one_readable_message():
-    commands = sorted(RUNNABLE | NAMED)
-    for name, (code, output) in zip(commands, run([[name, "--no-such-option"] for name in commands]), strict=True):
+    for name, (code, output) in zip(COMMANDS, run([[name, "--no-such-option"] for name in COMMANDS]), strict=True):
         assert code == 2, f"{name} --no-such-option: exit code {code}\n{output}"
         assert "usage: " in output and "Traceback" not in output, f"{name} --no-such-option:\n{output}"
 
@@ -106,36 +108,44 @@ checkpoint, and lock needs a network.
 """
 
 
+CLIENTS = {"client": "some", "version": "1.2", "features": {"chat": "works", "tools": ""}}
+
+
 @pytest.fixture(scope="module")
-def smallest(tmp_path_factory):
-    """Folder, exit code and output of each command."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in SMALLEST}
-    results = run([text.format(out=folders[name]).split() for name, text in SMALLEST.items()])
-    return {name: (folders[name], *result) for name, result in zip(SMALLEST, results, strict=True)}
+def folders(tmp_path_factory):
+    """Folder for the files of each command."""
+    found = {name: tmp_path_factory.mktemp(name) for name in (*SMALLEST, "clients")}
+    (found["clients"] / "table.json").write_text(json.dumps([CLIENTS]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(folders):
+    """Exit code and output of each command, by its name or text. All run in one process, which imports torch once."""
+    commands = {name: text.format(out=folders[name]).split() for name, text in SMALLEST.items()}
+    out = folders["clients"]
+    commands["clients"] = ["tools.clients_page", str(out / "table.json"), "--out", str(out / "clients.md")]
+    commands |= {f"{name} --help": [name, "--help"] for name in COMMANDS}
+    return dict(zip(commands, run([*commands.values()]), strict=True))
 
 
 @pytest.mark.parametrize("name", SMALLEST)
-def test_a_command_runs_at_its_smallest_size(name, smallest):
-    folder, code, output = smallest[name]
+def test_a_command_runs_at_its_smallest_size(name, folders, results):
+    folder, (code, output) = folders[name], results[name]
     assert code == 0, f"exit code {code}\n{output}"
     assert output.strip() and "Traceback" not in output
     if (result := folder / "result.json").exists() or "result.json" in SMALLEST[name]:
         assert json.loads(result.read_text())
 
 
-def test_page_tools_write_the_pages_of_docs(smallest):
-    written = [
-        path for folder, _, _ in smallest.values() for path in folder.iterdir() if (ROOT / "docs" / path.name).is_file()
-    ]
+def test_page_tools_write_the_pages_of_docs(folders, results):
+    written = [path for name in SMALLEST for path in folders[name].iterdir() if (ROOT / "docs" / path.name).is_file()]
     assert len(written) == 9
     for path in written:
         assert path.read_text() == (ROOT / "docs" / path.name).read_text(), path.name
 
 
-def test_the_page_of_clients_is_written_from_their_table(tmp_path):
-    row = {"client": "some", "version": "1.2", "features": {"chat": "works", "tools": ""}}
-    (tmp_path / "table.json").write_text(json.dumps([row]))
-    command = ["tools.clients_page", str(tmp_path / "table.json"), "--out", str(tmp_path / "clients.md")]
-    ((code, output),) = run([command])
+def test_the_page_of_clients_is_written_from_their_table(folders, results):
+    code, output = results["clients"]
     assert code == 0, output
-    assert "| client | chat | tools |" in (tmp_path / "clients.md").read_text()
+    assert "| client | chat | tools |" in (folders["clients"] / "clients.md").read_text()

@@ -133,6 +133,7 @@ def test_metrics_timelines_and_the_log_name_the_adapter(adapted):
     assert "for adapter org/two" in timeline
 
 
+@pytest.mark.nightly("tests/e2e/test_adapter_loading.py::test_an_adapter_is_loaded_swapped_and_continues_after_a_crash")
 def test_a_stream_of_an_adapter_continues_when_its_engine_is_killed(adapted):
     appliance, _ = adapted
     body = {"model": "one", "prompt": "Tell me", "max_tokens": 200, "ignore_eos": True, "temperature": 1.0, "seed": 3}

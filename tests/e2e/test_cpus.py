@@ -37,6 +37,7 @@ def test_threads_have_a_cpu_each_and_the_others_keep_away_and_yield(launch):
     assert os.getpriority(os.PRIO_PROCESS, pids["engine-0"]) == 0
 
 
+@pytest.mark.nightly("tests/e2e/test_cpus.py::test_threads_have_a_cpu_each_and_the_others_keep_away_and_yield")
 def test_a_team_is_pinned_thread_by_thread(launch):
     appliance = launch(SLIPWAY__HARDWARE__CPUS=f"{ALLOWED[0]},{ALLOWED[1]}")
     appliance.wait_ready()

@@ -59,6 +59,9 @@ def test_weights_of_nan_halt_an_appliance(launch, tmp_path):
     assert not appliance.processes()
 
 
+@pytest.mark.nightly(
+    "tests/e2e/test_drift.py::test_a_bit_that_flips_has_the_engine_replaced_under_requests_and_a_second_one_ends_the_appliance"
+)
 def test_weights_overwritten_while_they_are_served_end_the_service(launch, tmp_path):
     shutil.copytree(ROOT / "manifests" / "demo", tmp_path / "model")
     manifest = tmp_path / "m.yaml"

@@ -124,6 +124,7 @@ def test_siglip_embeds_texts_and_images(launch: Callable[..., Appliance], tmp_pa
         assert refused.status_code == 400 and where in refused.json()["error"]["message"], refused.text
 
 
+@pytest.mark.nightly("tests/e2e/test_image_embeddings.py::test_siglip_embeds_texts_and_images")
 @pytest.mark.slow
 def test_colpali_ranks_images(launch: Callable[..., Appliance], tmp_path: Path) -> None:
     settings = {"image_seq_length": 9, "query_prefix": "Question: ", "visual_prompt_prefix": "Describe the image."}

@@ -166,6 +166,7 @@ def stream(service: Appliance, body: dict) -> list[str]:
     return (chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
+@pytest.mark.nightly("tests/engine/test_image_embeddings.py::test_without_images_the_image_encoder_is_not_loaded")
 def test_images_that_are_turned_off_get_400_and_no_tower(launch: Callable[..., Appliance], folder: Path) -> None:
     appliance = launch(folder / "off.yaml")
     appliance.wait_ready()

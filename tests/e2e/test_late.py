@@ -82,6 +82,7 @@ def served(launch: Callable[..., Any], late: tuple[Late, Path]) -> Any:
     return appliance
 
 
+@pytest.mark.nightly("tests/appliance/server/http/pooling/test_late.py::test_vectors_of_either_kind_of_text")
 def test_scores_and_rankings_are_those_of_the_closest_tokens(served: Any, late: tuple[Late, Path]) -> None:
     """SC-02"""
     want = [late[0].score(text) for text in DOCUMENTS]
@@ -91,6 +92,7 @@ def test_scores_and_rankings_are_those_of_the_closest_tokens(served: Any, late: 
     assert [one["index"] for one in ranked] == list(np.argsort(want)[::-1])
 
 
+@pytest.mark.nightly("tests/e2e/test_pooling.py::test_vectors_of_tokens_are_those_of_transformers")
 def test_vectors_of_tokens_are_those_of_transformers(served: Any, late: tuple[Late, Path]) -> None:
     for side, kind in enumerate(("query", "document")):
         body = {"input": DOCUMENTS, "input_type": kind}

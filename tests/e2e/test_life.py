@@ -140,8 +140,8 @@ def test_a_misspelt_key_is_shown_where_it_stands(refused):
     assert code == 2 and "manifest.yaml:4:3" in said and "scheduling" in said
 
 
-def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, refused, launch):
-    """SEC-01"""
+def bring_own_code(checkpoint: Path) -> None:
+    """Give the checkpoint its own declaration, which writes the file `ran` if it is imported."""
     config = json.loads((checkpoint / "config.json").read_text())
     config["architectures"] = ["MyOwnForCausalLM"]
     (checkpoint / "config.json").write_text(json.dumps(config))
@@ -151,8 +151,18 @@ def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, refu
         'ARCHITECTURES = ("MyOwnForCausalLM",)\n'
         'Path(__file__).with_name("ran").touch()\n'
     )
+
+
+def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, refused):
+    """SEC-01"""
+    bring_own_code(checkpoint)
     code, said = refused(manifest(checkpoint))
     assert code == exits.CHECKPOINT.number and "trust_remote_code" in said and not (checkpoint / "ran").exists()
+
+
+@pytest.mark.nightly("tests/engine/layers/test_fallback.py::test_unknown_activation_is_rejected_before_loading")
+def test_a_checkpoint_with_own_code_is_served_with_the_flag(checkpoint, launch):
+    bring_own_code(checkpoint)
     path = checkpoint / "trusting.yaml"
     path.write_text(manifest(checkpoint).replace("names:", "trust_remote_code: true, names:"))
     appliance = launch(path)
@@ -184,6 +194,7 @@ def test_an_engine_that_is_killed_once_too_often_ends_all_with_its_code_and_leav
     assert len(list(tmp_path.glob("*/death.json"))) == 2
 
 
+@pytest.mark.nightly("tests/appliance/server/test_process.py::test_unread_requests_at_sigterm_get_503")
 def test_requests_that_nobody_has_read_when_it_stops_get_503(launch, eventually):
     """They wait in the kernel while the gateway does not run, and must not be reset."""
     appliance = launch()

@@ -57,28 +57,32 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, 
     return text, finish
 
 
-async def attack(url: str, others: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[httpx.Response]]:
-    """Return the other requests' replies without and with two copies of the poison request, and the copies' replies."""
+async def attack(
+    url: str, others: int, poison: int
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[httpx.Response]]:
+    """Return the other requests' replies without and with copies of the poison request, and the copies' replies."""
     bad = {"prompt": MARKER, "max_tokens": 300, "ignore_eos": True, "temperature": 0}
     async with httpx.AsyncClient(base_url=url, timeout=300.0) as client:
         before = await asyncio.gather(*(stream(client, other(number)) for number in range(others)))
-        copies = asyncio.gather(*(client.post("/v1/completions", json=bad) for _ in range(2)))
+        copies = asyncio.gather(*(client.post("/v1/completions", json=bad) for _ in range(poison)))
         beside = await asyncio.gather(*(stream(client, other(number)) for number in range(others)))
         return before, beside, [*await copies, await client.post("/v1/completions", json=bad)]
 
 
-@pytest.mark.parametrize("others", thinned([1, 3, 31], kept=[1]))
-def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(launch, tmp_path, others):
+@pytest.mark.parametrize("counts", thinned([(1, 2), (3, 2), (31, 2)], kept=[(1, 2)]))
+def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(launch, tmp_path, counts):
+    """counts: other requests, and copies of the poison request."""
+    others, poison = counts
     (tmp_path / "sitecustomize.py").write_text(FAULT)
     limits = ("--set", "lifecycle.restart.max=2", "--set", "lifecycle.restart.backoff=100ms")
     appliance = launch(ROOT / "manifests" / "demo.yaml", *limits, PYTHONPATH=str(tmp_path))
     appliance.wait_ready()
-    before, beside, refused = asyncio.run(attack(appliance.url, others))
+    before, beside, refused = asyncio.run(attack(appliance.url, others, poison))
     assert [finish for _, finish in beside] == ["length"] * others
     assert beside == before
-    assert [reply.status_code for reply in refused] == [422] * 3
+    assert [reply.status_code for reply in refused] == [422] * (poison + 1)
     assert all("is isolated" in reply.json()["error"]["message"] for reply in refused)
-    assert appliance.metric("slipway_requests_quarantined_total") == 2
-    assert 3 <= appliance.metric("slipway_engine_restarts_total") <= 15
+    assert appliance.metric("slipway_requests_quarantined_total") == poison
+    assert 1 + poison <= appliance.metric("slipway_engine_restarts_total") <= 15
     assert appliance.status("/ready") == 200
     assert appliance.stop() == 0

@@ -72,6 +72,7 @@ def appliance(launch: Callable[..., Appliance], model: Any, tmp_path_factory: py
 BODY = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
+@pytest.mark.nightly("tests/engine/layers/test_families.py::test_cached_prefixes_and_preemption_change_nothing")
 def test_a_repeated_prompt_starts_from_its_snapshot(appliance: Appliance, expected: list[int]) -> None:
     for cached in (0, 32):
         reply = appliance.client.post("/v1/completions", json=BODY).json()
@@ -79,6 +80,7 @@ def test_a_repeated_prompt_starts_from_its_snapshot(appliance: Appliance, expect
         assert (reply["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0) == cached
 
 
+@pytest.mark.nightly("tests/engine/test_killed.py::test_next_engine_continues_replies_of_a_killed_one")
 def test_a_stream_goes_on_when_its_engine_is_killed(appliance: Appliance, expected: list[int]) -> None:
     victim, found = appliance.pids()["engine-0"], list[int]()
     with appliance.client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as reply:

@@ -35,7 +35,13 @@ class Person(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def appliance(launch):
+def appliance(demo):
+    return demo
+
+
+@pytest.fixture(scope="module")
+def own(launch):
+    """A service whose programs are killed."""
     appliance = launch()
     appliance.wait_ready()
     return appliance
@@ -123,24 +129,25 @@ def test_the_background_is_polled_followed_and_cancelled(client):
 
 
 @pytest.mark.nightly("tests/e2e/test_survive.py::test_no_request_notices_that_its_engine_was_killed")
-def test_an_engine_killed_under_a_stream_is_not_noticed(appliance, undisturbed):
+def test_an_engine_killed_under_a_stream_is_not_noticed(own, undisturbed):
     """RS-14"""
     text, killed = "", False
-    with appliance.client.stream("POST", "/v1/responses", json=LONG | {"stream": True}) as reply:
+    with own.client.stream("POST", "/v1/responses", json=LONG | {"stream": True}) as reply:
         for piece in reply.iter_text():
             text += piece
             if not killed and text.count("output_text.delta") > 20:
-                os.kill(appliance.pids()["engine-0"], signal.SIGKILL)
+                os.kill(own.pids()["engine-0"], signal.SIGKILL)
                 killed = True
     final = check_order(read_events(text))
     assert killed and text_of(final) == undisturbed
-    appliance.wait_ready()
+    own.wait_ready()
 
 
-def test_a_gateway_killed_under_a_stream_tells_the_exact_rest(appliance, undisturbed, eventually):
+@pytest.mark.nightly("tests/e2e/test_sourced.py::test_a_reply_with_a_key_goes_on_in_another_gateway")
+def test_a_gateway_killed_under_a_stream_tells_the_exact_rest(own, undisturbed, eventually):
     """RS-11"""
-    order, text, killed = Order(), "", appliance.pids()["gateway"]
-    with httpx.Client(base_url=appliance.url, timeout=60) as http:
+    order, text, killed = Order(), "", own.pids()["gateway"]
+    with httpx.Client(base_url=own.url, timeout=60) as http:
         try:
             with http.stream("POST", "/v1/responses", json=LONG | {"stream": True, "background": True}) as reply:
                 for piece in reply.iter_text():
@@ -155,10 +162,10 @@ def test_a_gateway_killed_under_a_stream_tells_the_exact_rest(appliance, undistu
     for event in seen:
         order.take(event)
     assert order.response is None, "the kill came too late"
-    appliance.wait_ready()
+    own.wait_ready()
     path = f"/v1/responses/{order.id}?stream=true&starting_after={order.number - 1}"
-    for event in read_events(appliance.client.get(path).text):
+    for event in read_events(own.client.get(path).text):
         order.take(event)
     assert order.response["status"] == "incomplete" and text_of(order.response) == undisturbed
-    assert appliance.client.get(f"/v1/responses/{order.id}").json() == order.response
-    eventually("nothing is under way", lambda: appliance.metric("slipway_open_requests") == 0)
+    assert own.client.get(f"/v1/responses/{order.id}").json() == order.response
+    eventually("nothing is under way", lambda: own.metric("slipway_open_requests") == 0)

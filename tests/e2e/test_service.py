@@ -9,6 +9,8 @@ import jsonschema
 import openai
 import pytest
 
+from tests.tiers import thinned
+
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 LONG = {"model": "demo", "prompt": "a", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.0}
 
@@ -201,14 +203,15 @@ def test_bad_input_is_refused_and_the_service_goes_on(demo, path, body, status):
     assert good.status_code == 200
 
 
-def test_two_hundred_impatient_clients_leave_the_service_well(demo, eventually):
+@pytest.mark.parametrize("clients", thinned([50, 200], kept=[50]))
+def test_impatient_clients_leave_the_service_well(demo, eventually, clients):
     """ER-18"""
 
     def impatient() -> None:
         with httpx.Client(base_url=demo.url, timeout=0.5) as client, contextlib.suppress(httpx.TimeoutException):
             client.post("/v1/completions", json=LONG)
 
-    threads = [threading.Thread(target=impatient) for _ in range(200)]
+    threads = [threading.Thread(target=impatient) for _ in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -54,6 +54,9 @@ def test_clients_that_come_back_to_a_gateway_that_was_killed_get_the_exact_rest(
 STALLS = ("--set", "health.stalled_busy=3s", "--set", "health.stalled_idle=3s")
 
 
+@pytest.mark.nightly(
+    "tests/appliance/supervisor/test_crash_loops.py::test_repeated_hangs_end_the_appliance_with_cause_hang"
+)
 def test_an_engine_that_is_stopped_without_work_is_noticed_and_replaced(launch, eventually):
     """SIGSTOP: it answers no signal and no probe"""
     # Only the idle engine has a short limit. On a busy machine the next one must be able to start.

@@ -101,6 +101,7 @@ def clean(text: str) -> str:
     return text.rstrip("\ufffd").strip()
 
 
+@pytest.mark.nightly("tests/e2e/test_audio.py::test_replies_equal_transformers")
 @pytest.mark.slow
 def test_transcripts_and_chat_equal_transformers(
     launch: Callable[..., Appliance], folder: Path, tmp_path: Path

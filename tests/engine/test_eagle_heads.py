@@ -29,6 +29,7 @@ from tests.engine import test_speculation as lookup
 from tests.engine.gguf_writer import Kind, drawn_blocks, write_gguf
 from tests.engine.layers import test_gguf
 from tests.engine.test_draft_models import check_drafts, drafted, spied
+from tests.tiers import paired
 
 KERNELS = ["torch", best()]
 VOCAB, HIDDEN, HEADS, DIM, LAYERS = 263, 32, 4, 8, 4
@@ -297,9 +298,10 @@ def test_drafts_with_triton_kernels(target: Path, tmp_path: Path, monkeypatch: p
     assert check_drafts(made, prompts, expected, reference.drafts) >= 6
 
 
-@pytest.mark.parametrize(
-    "name", ["greedy", "sampled", "truncated", "penalties", "json", "stop string", "allowed tokens", "thinking budget"]
-)
+REQUESTS = ("greedy", "sampled", "truncated", "penalties", "json", "stop string", "allowed tokens", "thinking budget")
+
+
+@pytest.mark.parametrize(("name", "head"), paired(REQUESTS, [*HEADS_OF]), indirect=["head"])
 def test_replies_with_a_head_are_those_without(name: str, target: Path, head: Made):
     """Prompts are computed in chunks, more requests arrive than run, and the pages are too few for all of them."""
     wanted, prompts = lookup.requests(name, 4), [PROMPT[: 5 * number + 2] for number in range(4)]

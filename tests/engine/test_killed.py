@@ -131,7 +131,7 @@ async def read(client: EngineClient, submit: Submit, got: dict[str, list[int]], 
     return None
 
 
-@pytest.mark.parametrize("model", thinned(MODELS, ["family-deepseek-v32", "family-jamba"]))
+@pytest.mark.parametrize("model", thinned(MODELS, ["family-jamba"]))
 def test_next_engine_continues_replies_of_a_killed_one(model: str, tmp_path: Path, shows: Shows) -> None:
     case = make(model, tmp_path / "model")
     config, small = tmp_path / "config.json", {"block_tokens": 4, "kv_bytes": 1 << 22, "max_running": 4}

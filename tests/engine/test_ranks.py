@@ -183,7 +183,10 @@ def test_closing_leaves_no_process():
 @pytest.mark.parametrize("kernels", [best(), *([pytest.param("torch", marks=NIGHTLY)] if best() != "torch" else [])])
 @pytest.mark.parametrize(
     ("number", "words", "seconds"),
-    [(signal.SIGKILL, "was killed by SIGKILL", 5), (signal.SIGSTOP, "rank 1 has sent no message for 5 s", 20)],
+    [
+        (signal.SIGKILL, "was killed by SIGKILL", 5),
+        pytest.param(signal.SIGSTOP, "rank 1 has sent no message for 5 s", 20, marks=NIGHTLY),
+    ],
 )
 def test_lost_rank_ends_the_engine_and_is_named(number, words, seconds, kernels):
     before = set(ranks_of(os.getpid()))

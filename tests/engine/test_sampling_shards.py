@@ -13,6 +13,7 @@ from kernels.jit import interpreted
 from kernels.op import Make
 from kernels.sampling.sample import SAMPLE, sample
 from tests.engine.test_ranks_gpu import IDS, SIZES, dense  # noqa: F401
+from tests.tiers import NIGHTLY, paired
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="kernels are compiled here, or Triton is not installed")
 
@@ -82,8 +83,7 @@ def test_best_token_of_shards_is_that_of_all_logits(size, step):
         assert torch.equal(own_scores.nan_to_num(nan=7.0), scores.nan_to_num(nan=7.0))
 
 
-@pytest.mark.parametrize("vocab", [90, 700])
-@pytest.mark.parametrize("step", [0.0, 3.0, 100.0], ids=["distinct", "ties", "equal"])
+@pytest.mark.parametrize(("step", "vocab"), paired([0.0, 3.0, 100.0], [90, 700]))  # distinct, with ties, equal
 def test_candidates_of_shards_sample_the_tokens_of_all_logits(vocab, step):
     cuts = {"top_k": (1, 3, 40, MAX_K), "top_p": (1.0, 0.9, 0.5), "min_p": (0.0, 0.05)}
     logits, slot, lengths, columns, _ = inputs(8, vocab, step=step, temperature=(1.0, 2.5), **cuts)
@@ -95,11 +95,14 @@ def test_candidates_of_shards_sample_the_tokens_of_all_logits(vocab, step):
 
 @pytest.mark.parametrize(
     "params",
-    [Params(seed=3, temperature=1.5), Params(seed=5, top_k=7, top_p=0.8), Params(seed=6, top_p=0.7)],
-    ids=["plain", "top_k", "top_p"],
+    [
+        pytest.param(Params(seed=3, temperature=1.5), id="plain", marks=NIGHTLY),
+        pytest.param(Params(seed=5, top_k=7, top_p=0.8), id="top_k"),
+        pytest.param(Params(seed=6, top_p=0.7), id="top_p", marks=NIGHTLY),
+    ],
 )
 def test_two_ranks_sample_the_tokens_of_one(dense, params):  # noqa: F811
     given = {**SIZES, "kernels": "triton", "device": "cpu", "dtype": "float32", "threads": 1, "graph_sizes": (1, 2, 4)}
-    asked = msgspec.structs.replace(params, max_tokens=5, ignore_eos=True)
+    asked = msgspec.structs.replace(params, max_tokens=3, ignore_eos=True)
     with LLM(dense, **given, invariant=True) as one, LLM(dense, **given, invariant=True, tensor=2) as two:
         assert [made.ids for made in one.generate(IDS, asked)] == [made.ids for made in two.generate(IDS, asked)]

@@ -74,3 +74,11 @@ def broken(target):
         launch(fatal_kernel, (1,), x, CRASH=Crash())
         launch(spilling_kernel, (1,), x, x, BLOCK=1 << 10)
     return [OpLaunch(name, "planted", one) for name, one in zip(("wrong", "fatal", "fine"), launches, strict=True)]
+
+
+def several(target):
+    """Return a launch that spills, one that is permitted to spill, and those of `broken`: three faults in one run."""
+    x = torch.empty(1 << 17, device="meta", dtype=torch.bfloat16)
+    with recorded() as launches:
+        launch(spilling_kernel, (1,), x, x, BLOCK=1 << 17, warps=8)
+    return [*spilling(target), OpLaunch("permitted", "planted", launches[0], may_spill=True), *broken(target)]

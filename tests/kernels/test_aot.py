@@ -21,7 +21,7 @@ from kernels.tools.aot import TARGETS, Target, has_spills, products
 from kernels.tools.process_pool import ProcessLost, run_in_processes
 from tests.kernels.process_pool_work import doubling
 from tests.kernels.representatives import bench_cases, case_launches, compiled_cases, representatives
-from tests.tiers import NIGHTLY
+from tests.tiers import NIGHTLY, thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
@@ -110,14 +110,13 @@ def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(fi
     assert spills <= {op.name for op in OPS if op.may_spill}
 
 
-def test_representatives_launch_every_kernel_of_the_bench_cases():
-    for target in TARGETS.values():
-        chosen, every = representatives(target), bench_cases(target)
-        assert {op.name for op, _ in chosen} == {op.name for op, _ in every}
-        kernels = [
-            {one.launch.kernel for op, case in some for one in case_launches(op, case)} for some in (chosen, every)
-        ]
-        assert kernels[0] == kernels[1] and len(chosen) < len(every)
+@pytest.mark.parametrize("name", thinned(TARGETS, SOME.targets))
+def test_representatives_launch_every_kernel_of_the_bench_cases(name):
+    target = TARGETS[name]
+    chosen, every = representatives(target), bench_cases(target)
+    assert {op.name for op, _ in chosen} == {op.name for op, _ in every}
+    kernels = [{one.launch.kernel for op, case in some for one in case_launches(op, case)} for some in (chosen, every)]
+    assert kernels[0] == kernels[1] and len(chosen) < len(every)
 
 
 OTHER_TRITONS = sorted((ROOT / ".venv").glob("triton-*"))  # `make kernels` installs them
@@ -209,17 +208,21 @@ def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("planted", "words"),
     [
-        ("spilling", ["spilling_kernel spills", "1 faults"]),
+        (
+            "several",  # one run, because each imports torch and Triton
+            ["spilling_kernel spills", "CompilationError", "the compiler exited with code 9", "3 faults"],
+        ),
+        pytest.param("spilling", ["spilling_kernel spills", "1 faults"], marks=NIGHTLY),
         pytest.param(
             "large", ["needs 294,912 bytes of shared memory; the target has 232,448", "1 faults"], marks=NIGHTLY
         ),
-        ("broken", ["CompilationError", "the compiler exited with code 9", "2 faults"]),
+        pytest.param("broken", ["CompilationError", "the compiler exited with code 9", "2 faults"], marks=NIGHTLY),
     ],
 )
-@pytest.mark.sampled(2)
 def test_faulty_kernel_is_reported(planted, words, compiled):
     done = report("--check", "--target", "sm_90", "--launches", f"tests.kernels.planted:{planted}", **cache(compiled))
     assert done.returncode == 1, done.stderr
@@ -240,6 +243,7 @@ def test_reads_at_the_stack_pointer_are_spills(code, spills):
     assert has_spills(code) == spills
 
 
+@pytest.mark.nightly("tests/kernels/test_aot.py::test_faulty_kernel_is_reported")
 @pytest.mark.slow
 def test_kernel_with_may_spill_may_spill(compiled):
     done = report("--check", "--target", "sm_90", "--launches", "tests.kernels.planted:allowed", **cache(compiled))

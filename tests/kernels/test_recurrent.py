@@ -170,6 +170,7 @@ def extreme(op, args):
     return tuple(arg * 10 if at == gates else arg for at, arg in enumerate(args))
 
 
+@pytest.mark.sampled(3)
 @EACH
 def test_bodies_equal_float64_loops(op, sizes, team):
     args = extreme(op, drawn(op, LENGTHS, **sizes))

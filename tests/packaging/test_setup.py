@@ -1,11 +1,16 @@
 """setup.py: with a C++ compiler every kernel must compile; without one the package is pure Python and says so."""
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
+
+from kernels.cpu.library import FOLDER, VARIANTS, Variant, runs_here
 
 
 def build(sources: Path, target: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -70,3 +75,29 @@ def test_no_extension_is_optional(sources: Path, tmp_path: Path) -> None:
     wrapper = program(tmp_path / "cxx", f'echo "$@" >>{log}; exec {fails_for_one} "$@"')
     done = build(sources, tmp_path / "out", CXX=wrapper)
     assert done.returncode != 0 and "kernels.cpu." in done.stderr
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_native_compiles_the_kernels_that_this_cpu_can_run(sources: Path, tmp_path: Path, native: bool) -> None:
+    log = tmp_path / "log"
+    compiler = program(tmp_path / "c++", f'echo "$*" >>{log}')
+    done = build(sources, tmp_path / "out", CXX=compiler, SLIPWAY_BUILD_KERNELS="native" if native else "1")
+    assert done.returncode == 0, done.stderr
+    compiled = log.read_text()
+    for one in VARIANTS:
+        wanted = platform.machine() in one.machines and (runs_here(one) or not native)
+        assert (f"kernels.cpu._{one.name}/" in compiled) == wanted, one.name
+
+
+NOT_COMPILED = [one for one in VARIANTS if platform.machine() in one.machines and not runs_here(one)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")
+@pytest.mark.timeout(900)  # a busy machine
+@pytest.mark.parametrize("variant", NOT_COMPILED, ids=lambda one: one.name)
+def test_kernels_for_other_cpus_have_no_error(variant: Variant) -> None:
+    """`make` does not compile these. The compiler checks them without making code, which takes a tenth of the time."""
+    sources = [str(path) for path in sorted(FOLDER.glob("*.cpp"))]
+    flags = ["-std=c++20", "-Wno-psabi", f"-I{sysconfig.get_paths()['include']}", *variant.flags]
+    done = subprocess.run(["g++", "-fsyntax-only", *flags, *sources], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

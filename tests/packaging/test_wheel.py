@@ -94,6 +94,9 @@ def test_serve_without_a_manifest_finds_the_packaged_demo(python: Path, tmp_path
     assert "serving the demo" in done.stderr and "site-packages/appliance/demo/demo.yaml" in done.stderr
 
 
+@pytest.mark.nightly(
+    "tests/packaging/test_wheel.py::test_check_and_plan_of_the_packaged_demo_work_outside_of_the_checkout"
+)
 def test_transformers_does_not_take_our_kernels_for_the_package_of_that_name(python: Path, tmp_path: Path) -> None:
     done = run(python, tmp_path, str(python), "-W", "ignore", "-c", KERNELS_OF_TRANSFORMERS)
     assert done.returncode == 0, done.stderr

@@ -33,6 +33,7 @@ def uncommented(text: str) -> str:
     return re.sub(r"^( *)#(?! \S)( *\w+:)", r"\1\2", text, flags=re.MULTILINE)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_init_writes_a_valid_manifest_for_every_architecture(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

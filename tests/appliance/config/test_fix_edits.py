@@ -26,6 +26,7 @@ def problems_of(path: Path, text: str) -> list[str]:
     return []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=[path.stem for path in MANIFESTS])
 def test_a_letter_lost_from_any_key_is_put_back_to_the_same_text(tmp_path: Path, manifest: Path) -> None:
     """Return every key of every manifest of the project, each without its last letter but one."""

@@ -105,7 +105,7 @@ def test_the_fields_of_a_view_are_the_variables_in_their_order() -> None:
 # The brute force takes longest where most assignments are lawful: 10 s for one GPU. The facts kept are of every kind:
 # both devices, each state of the kernels, all refusals by the model, and several GPUs.
 FEW = (
-    *("a bare CPU", "a CPU", "a CPU and unlike experts", "a CPU and a quantized checkpoint", "a CPU and a GGUF file"),
+    *("a bare CPU", "a CPU and unlike experts", "a CPU and a quantized checkpoint", "a CPU and a GGUF file"),
     *("four GPUs", "a GPU and a model that pools", "a model that nothing can mend"),
 )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.appliance.supervisor.conftest import free_port, marked
+from tests.tiers import thinned
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "manifests" / "demo.yaml"
@@ -97,7 +98,7 @@ MOMENTS: dict[str, Callable[[Contained], object]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", thinned(MOMENTS, ["handled", "importing", "up"]))
 def test_sigterm_ends_process_1_at_any_moment_of_its_start(contained, moment):
     appliance = contained(serve())
     appliance.until(lambda: MOMENTS[moment](appliance))

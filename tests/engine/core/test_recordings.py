@@ -15,12 +15,14 @@ import pytest
 from scheduler_simulation import WINDOWS, Load, make_layout, simulate
 
 from engine.api.config import SpeculationConfig
+from engine.api.errors import ConfigError
 from engine.api.messages import Sampling, Submit
 from engine.core.config import EncoderLimits, PooledTasks, SchedulerConfig
 from engine.core.plan import StepResult
 from engine.core.recorder import FLUSH_S, Recorder
 from engine.core.records import FORMAT, LENGTH, Record, Started, decode_config, encode_config, read_records
 from engine.core.replay import main as replay_main
+from engine.core.replay import replay
 from engine.core.scheduler import Planned, Scheduler
 from engine.core.snapshot import SchedulerState, restore, snapshot
 from engine.core.whatif.__main__ import main as whatif_main
@@ -34,6 +36,7 @@ from engine.models.parts import (
     Rope,
     YarnScaling,
 )
+from tests.tiers import paired
 
 CONFIG = SchedulerConfig(layout=make_layout((None, 9)), blocks=30, max_context=100, max_step_tokens=16, max_running=4)
 
@@ -78,8 +81,9 @@ class Restored(Scheduler):
         return planned
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-@pytest.mark.parametrize("windows", ["full", "narrow and wide windows"])
+@pytest.mark.parametrize(
+    ("policy", "windows"), paired(["fcfs", "priority", "fair"], ["narrow and wide windows", "full"])
+)
 def test_a_restored_scheduler_has_the_whole_state_at_every_step(policy: str, windows: str) -> None:
     Restored.compared = 0
     snapshots = 5 if policy == "fcfs" else None
@@ -250,6 +254,21 @@ def test_a_damaged_recording_ends_with_one_line(
             code = program([str(tmp_path / "r")])
             err = capsys.readouterr().err
             assert code in (0, 1) and err.count("\n") <= 2 and "Traceback" not in err, f"round {round}"
+
+
+def test_a_recording_that_lacks_records_is_refused_or_differs(tmp_path: Path) -> None:
+    recording(tmp_path / "r")
+    started, *events = read_records(tmp_path / "r")
+    found = set()
+    for at in range(0, len(events), 7):
+        for lacking in (1, 3):
+            try:
+                outcome = replay(iter((started, *events[:at], *events[at + lacking :])))
+            except ConfigError as error:
+                found.add(str(error).partition(":")[0])
+            else:
+                found.add("differs" if outcome.difference is not None else "equal")
+    assert "the recording is damaged, or of another version of Slipway" in found
 
 
 def test_ids_of_requests_do_not_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,7 @@ def same(given, wanted) -> None:
         np.testing.assert_allclose(found.top_logprobs, other.top_logprobs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("part", range(8))
 def test_tokens_equal_torch_for_every_combination(team, part):
     asked = requests(1)[part::8]

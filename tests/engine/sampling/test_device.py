@@ -115,6 +115,7 @@ def random_requests(rng, vocab, count, request_of):
     return requests
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("vocab", "spread"), [(97, 0.0), (97, 0.3), (1000, 0.3), (1000, 3.0), (5000, 0.3)])
 def test_random_requests_sample_as_in_the_pipeline(vocab, spread, both, request_of):
     """Many equal logits, flat and peaked rows, rows of -inf and NaN among them."""

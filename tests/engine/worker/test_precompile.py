@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernels.jit import installed
+from tests.tiers import NIGHTLY
 
 ROOT = Path(__file__).resolve().parents[3]
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -74,7 +75,7 @@ def pooled(plan, form, random_):
     return msgspec.structs.replace(plan, new=tuple(new), rows=rows)
 
 
-def check(folder, kv_dtype, invariant, weights, slots=None):
+def check(steps, folder, kv_dtype, invariant, weights, slots=None):
     adapters = AdapterLoadingConfig(max_active=slots, max_rank=8)
     options = {"invariant": invariant == "invariant", "weights": weights, "adapters": adapters}
     config = config_for(Path(folder), "bfloat16", kv_dtype, **options)
@@ -85,7 +86,7 @@ def check(folder, kv_dtype, invariant, weights, slots=None):
     pools = read_checkpoint(config.model.path, weights=False).model.pooler is not None
     missing, launches = {}, 0
     with torch.inference_mode():
-        for step in range(24):
+        for step in range(steps):
             made = plan(step, form, random_, model.encoder is not None)
             with recorded() as found:
                 runner.start(pooled(made, form, random_) if pools else made, {})
@@ -169,6 +170,9 @@ def config_json(folder, **changed):
     return folder
 
 
+STEPS = [10, pytest.param(24, marks=NIGHTLY)]
+"""Random steps of a model. 10 have all kinds of rows and of sampling."""
+
 ENCODER = {"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False, "hidden_act": "gelu"}
 BERT = ENCODER | {"architectures": ["BertModel"], "type_vocab_size": 2, "layer_norm_eps": 1e-12}
 MODERN = ENCODER | {
@@ -225,21 +229,23 @@ def surroundings():
         *("bart", "m2m100-fp8-invariant"),
     ],
 )
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.slow
-def test_every_launch_is_compiled_ahead(checker, tmp_path, changed, kv_dtype, invariant, weights):
+def test_every_launch_is_compiled_ahead(checker, tmp_path, steps, changed, kv_dtype, invariant, weights):
     """Compare the launches of many kinds of real steps with those recorded from a few steps on meta tensors."""
     folder = config_json(tmp_path / "model", **changed)
-    found = checker.check(str(folder), kv_dtype, invariant, weights)
+    found = checker.check(steps, str(folder), kv_dtype, invariant, weights)
     assert found["missing"] == {}
-    assert found["known"] > 10 and found["launches"] > 24 * 10
+    assert found["known"] > 10 and found["launches"] > steps * 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [{}, MOE], ids=["plain", "experts"])
-def test_every_launch_with_adapters_is_compiled_ahead(checker, tmp_path, changed):
-    found = checker.check(str(config_json(tmp_path / "model", **changed)), "bfloat16", "plain", "stored", 3)
+@pytest.mark.parametrize("steps", STEPS)
+def test_every_launch_with_adapters_is_compiled_ahead(checker, tmp_path, steps, changed):
+    found = checker.check(steps, str(config_json(tmp_path / "model", **changed)), "bfloat16", "plain", "stored", 3)
     assert found["missing"] == {}
-    assert found["launches"] > 24 * 20
+    assert found["launches"] > steps * 20
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def configs(folder: Path, *sets: str) -> tuple[list[dict[str, Any]], dict[str, A
 
 
 @pytest.mark.parametrize("key", [key for key in leaves() if "*" not in key.path], ids=lambda key: key.name)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 def test_programs_restart_if_their_configuration_changes(folder: Path, key: Key) -> None:
     """Plan another value for every key; compare the configurations of engines and gateway with the stated
     consequence."""

@@ -47,6 +47,7 @@ def limit(requests: int, poison: int) -> float:
     return 5 + 2 * poison * math.log2(requests)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("arrival_s", [0.0, 3.0])
 @pytest.mark.parametrize(("requests", "poison"), SIZES)
 @pytest.mark.parametrize("seed", range(12))
