@@ -15,6 +15,7 @@ from engine.core.drafting import Drafting
 from engine.core.plan import Row, StepPlan, StepResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, State
+from engine.kv import snapshots
 
 
 def config(method, **more):
@@ -38,6 +39,8 @@ LOADS = [
     )
 ] + [Load(7, (None,), max_step_tokens=7, abort=0.9, same_prompts=1, salts=("",), resumed=0.0, replies=(30,))]
 
+RECURRENT = [replace(load, snapshots=snapshots) for load, snapshots in zip(LOADS, (6, 20, 0, 9), strict=False)]
+
 PAUSING = replace(LOADS[0], requests=40, replies=(60,))  # adaptive drafts of some requests pause
 
 
@@ -48,6 +51,16 @@ def test_streams_with_drafts_are_right(method, load):
     counters = outcome.scheduler.counters
     assert 0 < counters.accepted_tokens < counters.draft_tokens
     assert sum(counters.accepted_at) == counters.accepted_tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("load", RECURRENT, ids=lambda load: str(load.seed))
+def test_streams_of_recurrent_models_with_drafts_are_right(method, load, monkeypatch):
+    """A snapshot is due every 12 tokens, so steps with drafts end before it."""
+    monkeypatch.setattr(snapshots, "INTERVAL", 12)
+    outcome = simulate(replace(load, speculation=METHODS[method]))
+    counters = outcome.scheduler.counters
+    assert 0 < counters.accepted_tokens < counters.draft_tokens
 
 
 @pytest.mark.parametrize("policy", ["priority", "fair"])
