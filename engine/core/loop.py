@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from engine.api.config import EngineConfig, StepCosts
-from engine.api.errors import ConfigError, EngineError, EngineGone, RequestError
+from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Event, TimelineEvents
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
 from engine.api.heartbeat import State

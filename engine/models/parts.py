@@ -1224,6 +1224,7 @@ class PredictionInput:
     state_norm: Norm | None
     bias: bool = False
     skips_first: bool = True  # the embedding at position 0 is zero
+    states_first: bool = False  # the columns of W for the hidden state precede those for the embedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1246,11 +1247,11 @@ class FusedStates:
 class Predictor:
     """Head that predicts the token after the next one (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
 
-    It reads the model's hidden states after the final norm, and is declared as a model of one layer with
-    `prediction_input`. It shares the embedding and the head."""
+    It is declared as a model of one layer with `prediction_input`. It shares the embedding and the head."""
 
     model: Model
-    names: tuple[tuple[str, str], ...]  # beginnings of its tensors in the checkpoint, and in `model`
+    names: tuple[tuple[str, str], ...]  # beginnings of its tensors in the checkpoint, and in its layer
+    before_norm: bool = False  # it reads the model's hidden states before the final norm, not after it
 
 
 def attentions(model: Model) -> tuple[SelfAttention, ...]:
