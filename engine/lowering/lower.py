@@ -841,7 +841,7 @@ class _Lowering(PartLowering):
             if embed.positions is not None:
                 yield LookUpPositions(y=self.out, weight=tables)
                 yield Add(x=self.x, y=self.out)
-        if self.model.media is not None:
+        if self.model.media is not None or self.model.reads_media:
             yield InsertMedia(x=self.x)
         if tables.embed.norm is not None:
             yield self.norm(tables.embed.norm, self.model.root, self.x, self.x)

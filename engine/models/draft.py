@@ -78,7 +78,7 @@ def prediction_head(target: Checkpoint) -> Checkpoint:
             f"{target.path}: {target.architecture} has no prediction heads that are supported; set "
             "speculation.method to another value"
         )
-    model = replace(predictor.model, root=target.model.root)
+    model = replace(predictor.model, root=target.model.root, reads_media=target.model.media is not None)
     tensors, quantization = _renamed(target.tensors, predictor, model), None
     if not any(name.startswith(prediction_path(model)) for name in tensors):
         raise CheckpointError(

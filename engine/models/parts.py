@@ -1196,6 +1196,7 @@ class Model:
     streams: Streams | None = None
     predictor: "Predictor | None" = None  # head that predicts the token after the next one, if a checkpoint has it
     prediction_input: "PredictionInput | FusedStates | None" = None  # of a model that is such a head
+    reads_media: bool = False  # a head that reads the embeddings of the media of the model that it drafts for
     kept_layers: tuple[int, ...] = ()
     """Layers whose inputs are kept side by side for a head that drafts, or for its own next draft. The number of layers
     is the output of the last one."""

@@ -239,7 +239,7 @@ def _built(
     draft_bytes = 0 if draft_model is None else draft_model.weight_bytes
 
     def drafter(blocks: int) -> Drafter | None:
-        return None if draft is None or draft_model is None else draft.drafter(draft_model, table, blocks)
+        return None if draft is None or draft_model is None else draft.drafter(draft_model, table, blocks, media)
 
     if config.hardware.kernels == "triton":
         assert isinstance(text_model, TextModel), "checked with the kernels"

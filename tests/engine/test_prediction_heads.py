@@ -220,7 +220,8 @@ class Reference:
         saved = {name.removeprefix(LAST): one for name, one in tensors.items() if name.startswith(LAST)}
         tensors = {name: one for name, one in tensors.items() if not name.startswith(LAST)}
         if family == "longcat":
-            tensors, config = WRITERS["longcat"](tensors, config)
+            kept = {name: one for name, one in self.whole.state_dict().items() if not name.startswith(LAST)}
+            tensors, config = WRITERS["longcat"](kept, config)
             saved = {name: one.clone() for name, one in self.block.state_dict().items()}
             tensors |= {"model.mtp.embed_tokens.weight": torch.zeros(3, 3)}
         tensors |= {layout.layer + name.replace(*layout.renamed): one for name, one in saved.items()}
