@@ -351,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
     parser.add_argument("--scenarios", default="code,rag,json,perfect,random,load")
     parser.add_argument("--rows", type=int, default=32, help="requests of the scenario load")
     parser.add_argument("--tokens", type=int, default=256, help="length of the replies")
-    parser.add_argument("--draft-tokens", type=int, default=4)
+    parser.add_argument("--draft-tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     add_option(parser)

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -108,6 +109,20 @@ def test_prefixes_of_requests_with_drafts_are_correct(delta: Path, monkeypatch: 
             cached = max(cached, found.timing.cached_tokens)
             assert found.ids == plain.generate([again], follow)[0].ids
         assert cached > len(REPEATED), "no snapshot of a reply was found"
+        assert counters(llm).draft_tokens > counters(llm).accepted_tokens > 0
+
+
+def test_another_engine_resumes_a_reply(delta: Path):
+    """As after a crash: the gateway sends the tokens that the client has."""
+    params = requests("sampled", 1)[0]
+    with engine(delta, "off", best()) as llm:
+        (expected,) = llm.generate([REPEATED], params)
+    with engine(delta, "ngram", best()) as llm:
+        for kept in (1, 17):
+            submit, reply = llm._submit(REPEATED, params)
+            llm._loop.post([msgspec.structs.replace(submit, emitted=tuple(expected.ids[:kept]))])
+            llm._collect({submit.id: reply})
+            assert reply.generation.ids == expected.ids[kept:]
         assert counters(llm).draft_tokens > counters(llm).accepted_tokens > 0
 
 

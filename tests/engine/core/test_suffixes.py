@@ -5,8 +5,8 @@ import random
 import pytest
 
 from engine.core import suffixes
-from engine.core.drafts import MAX_MATCH, NgramIndex
-from engine.core.suffixes import MAX_OCCURRENCES, MIN_SHARE, TOKENS_PER_MATCHED, RecentReplies, propose
+from engine.core.drafts import MAX_MATCH, TOKENS_PER_MATCHED, NgramIndex
+from engine.core.suffixes import MAX_OCCURRENCES, MIN_SHARE, RecentReplies, propose
 
 
 def occurrences(ids, text, shortest):
