@@ -10,7 +10,7 @@ from engine.api.config import SpeculationConfig
 from engine.api.errors import ConfigError
 from engine.api.messages import Sampling, Submit
 from engine.core.config import SchedulerConfig
-from engine.core.draft_control import LoadLevel
+from engine.core.draft_control import FIRST_DRAFT, LoadLevel
 from engine.core.drafting import Drafting
 from engine.core.plan import Row, StepPlan, StepResult
 from engine.core.scheduler import Scheduler
@@ -110,11 +110,23 @@ def test_a_step_that_drafts_after_a_pause_is_not_measured():
     assert (level.plain_steps, level.plain, level.drafted_steps) == (1, 0.5, 0)
 
 
+def test_computing_tokens_again_counts_as_a_cost_of_drafts():
+    """A step of a recurrent model after a rejected draft, without and with a new draft."""
+    drafting = Drafting(config("ngram", adaptive=True), shared=False)
+    rows = Row(0, 4, 1, True, ()), Row(0, 5, 3, True, ()), Row(0, 8, 5, True, (), (1, 2))
+    for step, (row, seconds) in enumerate(zip(rows, (1.0, 9.0, 1.6), strict=True)):
+        plan = StepPlan(step, (), (), (row,), returned=(0,) if row.count > 1 else ())
+        drafting.measure(plan, 20.0 * step, 20.0 * step + seconds, running=False)
+    (level,) = drafting.control.state.levels.values()
+    assert (level.plain_steps, level.plain, level.drafted_steps) == (1, 1.0, 1)
+    assert level.token == pytest.approx(0.3)
+
+
 def test_a_model_drafts_as_many_tokens_as_pay():
     drafting, sequence = Drafting(config("mtp", adaptive=True), shared=False), request([1, 2], "", -1)
-    assert drafting.lookahead(sequence, 9, 1) == 5, "unmeasured drafts are tried"
+    assert drafting.lookahead(sequence, 9, 1) == FIRST_DRAFT == 4, "unmeasured drafts are tried"
     level = drafting.control.state.levels[1] = LoadLevel(plain=1.0, token=0.5, drafted_steps=9)
-    assert drafting.lookahead(sequence, 9, 1) == 5 and sequence.acceptance.resume == 0
+    assert drafting.lookahead(sequence, 9, 1) == FIRST_DRAFT and sequence.acceptance.resume == 0
     sequence.acceptance.accepted = sequence.acceptance.tried * 0.8
     assert drafting.lookahead(sequence, 9, 1) == 3, "0.8 ** 4 < 0.5"
     level.token = 0.9
@@ -295,5 +307,60 @@ def test_injected_fault_of_drafts_is_detected(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         for load in (*LOADS, PAUSING):
-            for method in ("suffix", "auto", "mtp"):
+            for method in ("suffix", "auto", "mtp", "mtp auto"):
                 simulate(replace(load, speculation=METHODS[method]))
+
+
+def drafts_that_are_not_rolled_back(monkeypatch):
+    monkeypatch.setattr(SchedulerConfig, "rolls_back", False)
+
+
+def states_not_returned(monkeypatch):
+    def make(right):
+        def return_state(self, draft, sequence, drafts=()):
+            right(self, draft, sequence, drafts)
+            draft.returned.clear()
+
+        return return_state
+
+    wrap(monkeypatch, Scheduler, "_return_state", make)
+
+
+def states_kept_once(monkeypatch):
+    def make(right):
+        def return_state(self, draft, sequence, drafts=()):
+            right(self, draft, sequence, drafts)
+            if sequence.accepted_tokens:
+                draft.kept.clear()
+
+        return return_state
+
+    wrap(monkeypatch, Scheduler, "_return_state", make)
+
+
+def preempted_requests_stay_stale(monkeypatch):
+    def make(right):
+        def release(self, sequence, *, forget=False):
+            stale = sequence.stale
+            right(self, sequence, forget=forget)
+            sequence.stale = stale
+
+        return release
+
+    wrap(monkeypatch, Scheduler, "_release", make)
+
+
+RECURRENT_FAULTS = [
+    drafts_that_are_not_rolled_back,
+    states_not_returned,
+    states_kept_once,
+    preempted_requests_stay_stale,
+]
+
+
+@pytest.mark.parametrize("plant", RECURRENT_FAULTS, ids=lambda plant: plant.__name__)
+def test_injected_fault_of_recurrent_states_is_detected(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        for load in RECURRENT:
+            simulate(replace(load, speculation=METHODS["ngram"]))

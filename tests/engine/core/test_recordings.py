@@ -88,6 +88,13 @@ def test_a_restored_scheduler_has_the_whole_state_at_every_step(policy: str, win
     assert Restored.compared > 40
 
 
+def test_a_restored_scheduler_knows_stale_states() -> None:
+    Restored.compared = 0
+    drafts = SpeculationConfig(method="ngram", ngram_min=1)
+    simulate(Load(3, WINDOWS["full"], requests=8, blocks=30, scheduler=Restored, snapshots=5, speculation=drafts))
+    assert Restored.compared > 40
+
+
 class PlansTwice(Scheduler):
     """Scheduler that compares each plan with the plan of its state restored from a recording."""
 
