@@ -132,6 +132,7 @@ class Device:
             self.states[slot] = self.saved[snapshot]
         assert not set(plan.kept) & set(plan.returned), "a state is kept and returned"
         assert len(set(plan.kept)) == len(plan.kept), "a state is kept twice"
+        assert not {new.slot for new in plan.new} & {*plan.kept, *plan.returned}, "a request begins with a kept state"
         for slot in plan.kept:
             self.kept[slot] = self.states[slot]
         for slot in plan.returned:

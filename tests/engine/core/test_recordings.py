@@ -88,13 +88,6 @@ def test_a_restored_scheduler_has_the_whole_state_at_every_step(policy: str, win
     assert Restored.compared > 40
 
 
-def test_a_restored_scheduler_knows_stale_states() -> None:
-    Restored.compared = 0
-    drafts = SpeculationConfig(method="ngram", ngram_min=1)
-    simulate(Load(3, WINDOWS["full"], requests=8, blocks=30, scheduler=Restored, snapshots=5, speculation=drafts))
-    assert Restored.compared > 40
-
-
 class PlansTwice(Scheduler):
     """Scheduler that compares each plan with the plan of its state restored from a recording."""
 
@@ -119,9 +112,11 @@ class PlansTwice(Scheduler):
     ],
     ids=("suffix", "auto", "mtp"),
 )
-def test_a_restored_scheduler_plans_the_same_drafts(speculation: SpeculationConfig) -> None:
+@pytest.mark.parametrize("snapshots", [None, 5], ids=("attention", "stale states"))
+def test_a_restored_scheduler_plans_the_same_drafts(speculation: SpeculationConfig, snapshots: int | None) -> None:
     PlansTwice.drafts = 0
-    simulate(Load(3, (None,), requests=16, replies=(30,), scheduler=PlansTwice, speculation=speculation))
+    load = Load(3, (None,), requests=16, replies=(30,), scheduler=PlansTwice, speculation=speculation)
+    simulate(replace(load, snapshots=snapshots))
     assert PlansTwice.drafts > 60
 
 
