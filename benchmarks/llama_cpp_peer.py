@@ -1,4 +1,4 @@
-"""llama.cpp beside this engine in one run: a process with its own interpreter, which waits between rounds."""
+"""Process of llama.cpp for comparisons in one run. It has its own interpreter, and waits between rounds."""
 
 import argparse
 import json
@@ -53,7 +53,7 @@ class LlamaCppPeer:
         return float(self._line())
 
     def _line(self, wanted: str = "") -> str:
-        """Return the next line that is wanted or a number. Libraries may print before it."""
+        """Skip the output of libraries, and return the next line that equals `wanted`; without it, the next number."""
         assert self._process.stdout is not None, "a pipe"
         while line := self._process.stdout.readline():
             text = line.strip()

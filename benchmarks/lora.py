@@ -93,7 +93,7 @@ Samples = tuple[list[float], list[float]]  # without and with adapters
 def measure(
     llm: LLM, names: Sequence[str], rows: int, tokens: int, rounds: int, peer: LlamaCppPeer | None = None
 ) -> tuple[Samples, Samples]:
-    """Return the rates of this engine, and those of llama.cpp, if it runs."""
+    """Return the rates of this engine and of llama.cpp. The latter are empty without `peer`."""
     own: Samples = ([], [])
     others: Samples = ([], [])
     for number in range(rounds + 1):  # the first one warms up

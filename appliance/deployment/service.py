@@ -127,9 +127,9 @@ def deployment(settings: Settings, plan: Plan, *, name: str, image: str, layout:
 
 
 def folder_names(settings: Settings) -> dict[KeyPath, str]:
-    """Return the names below /models of adapters, folders of further adapters and the draft model, by the keys of their
-    paths. Adapters with a URI are left out unless they are downloaded. Folders that are below /models already are those
-    of the container."""
+    """Return the paths below /models of local adapters, folders of adapters and the draft model, by key.
+
+    Adapters with a URI are included if they are downloaded. Folders below /models keep their paths."""
     manifest, names = settings.manifest, dict[KeyPath, str]()
     for at, one in enumerate(manifest.adapters):
         if one.uri is None or ("adapters", at, "path") in settings.downloaded:

@@ -141,8 +141,8 @@ def gguf(checkpoint: Path, bits: str) -> Path:
 
 
 def write_adapter(checkpoint: Path, folder: Path) -> Path:
-    """Write the LoRA adapter of a PEFT folder beside its files, in the format of llama.cpp's convert_lora_to_gguf.py.
-    Architectures whose rows llama.cpp reorders are not supported."""
+    """Convert the LoRA adapter of a PEFT folder to the format of llama.cpp's convert_lora_to_gguf.py. Return the file.
+    Architectures with reordered rows of queries and keys are not supported."""
     import gguf as format_
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""llama.cpp for `benchmarks.lora` and `benchmarks.speculation`: decoding with an adapter, and with prompt lookup.
+"""Decode with llama.cpp for `benchmarks.lora` and `benchmarks.speculation`, with an adapter or with prompt lookup.
 
     python -m benchmarks.backends.llama_cpp_requests --checkpoint FOLDER --bits Q8_0 --threads 2 [--adapter FOLDER]
 

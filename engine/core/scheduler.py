@@ -590,7 +590,7 @@ class Scheduler:
     def _return_state(self, draft: _Draft, sequence: Sequence, drafts: tuple[int, ...] = ()) -> None:
         """Let the row of a recurrent model begin with the state of its first position, and keep it before drafts."""
         if sequence.stale:
-            draft.returned.append(sequence.slot)  # what is kept is still the state of this position
+            draft.returned.append(sequence.slot)  # the kept copy still has the state of this position
             sequence.stale = False
         elif drafts and self.config.rolls_back:
             draft.kept.append(sequence.slot)

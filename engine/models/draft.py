@@ -97,7 +97,7 @@ def _renamed(tensors: Mapping[str, TensorInfo], predictor: Predictor, model: Mod
     copies of both, which some checkpoints have, are left out."""
     shared = (f"{join(model.root, model.embed.name)}.", *([] if model.head is None else [f"{model.head.name}."]))
     path, found = prediction_path(model), {name: one for name, one in tensors.items() if name.startswith(shared)}
-    # A name of `names` is that of a whole model, and `root` that of the text model in this checkpoint.
+    # `names` are names of a whole model. In this checkpoint, the text model may have another prefix.
     own = {_rerooted(before, predictor.model.root, model.root): after for before, after in predictor.names}
     for name, one in tensors.items():
         before = max((start for start in own if name.startswith(start)), key=len, default=None)

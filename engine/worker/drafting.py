@@ -126,7 +126,7 @@ class Passes:
 
     def forward(self, rows: Sequence[DraftRow], states: Tensor | None = None, media: MediaRows | None = None) -> Tensor:
         """Return the hidden states of all tokens of the rows. states: [tokens, hidden], for a prediction head. media:
-        embeddings that replace those of tokens."""
+        embeddings of images, which replace the embeddings of their tokens."""
         table, first = self._table, np.array([row.first for row in rows])
         batch = build_batch(
             np.array([row.slot for row in rows]),

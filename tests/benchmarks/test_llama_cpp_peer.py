@@ -1,5 +1,5 @@
-"""llama.cpp beside this engine in `benchmarks.lora` and `benchmarks.speculation`, with a library that computes nothing
-in place of llama-cpp-python: the process, its requests, its cache positions, and the adapter's file."""
+"""Comparisons with llama.cpp in `benchmarks.lora` and `benchmarks.speculation`. A library without computation replaces
+llama-cpp-python, and checks the positions of tokens in the cache."""
 
 import json
 import sys

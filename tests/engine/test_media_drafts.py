@@ -1,4 +1,4 @@
-"""Drafts for prompts with images: replies are those without drafts, and those of transformers."""
+"""Drafts for prompts with images: replies equal those of transformers."""
 
 import json
 from pathlib import Path

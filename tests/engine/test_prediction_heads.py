@@ -99,7 +99,7 @@ LONGCAT = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Tensors of a head in a checkpoint, and what it computes."""
+    """Names of the tensors of a head in a checkpoint, and variants of its computation."""
 
     layer: str  # beginning of the names of its layer
     own: tuple[str, str, str, str]  # names of the projection, of both norms and of the final norm or ""

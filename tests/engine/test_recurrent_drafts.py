@@ -40,7 +40,7 @@ def mixed() -> list:
 
 
 def half_right(llm: LLM, text: list[int]) -> None:
-    """Let the first token of each draft be that of the text, and the others be wrong."""
+    """Take the first token of each draft from the text, and make the others wrong."""
 
     def search(sequence, count):
         draft = text[len(sequence.ids) : len(sequence.ids) + count]
@@ -113,7 +113,7 @@ def test_prefixes_of_requests_with_drafts_are_correct(delta: Path, monkeypatch: 
 
 
 def test_another_engine_resumes_a_reply(delta: Path):
-    """As after a crash: the gateway sends the tokens that the client has."""
+    """After a crash, the gateway sends the tokens that the client has received."""
     params = requests("sampled", 1)[0]
     with engine(delta, "off", best()) as llm:
         (expected,) = llm.generate([REPEATED], params)

@@ -212,7 +212,7 @@ def test_a_ray_service_has_the_devices_of_the_plan_and_an_application(tmp_path: 
 
 
 def with_adapters(manifest: Path) -> Path:
-    """The manifest with two adapters, whose labels are equal, and one that is downloaded."""
+    """Add two adapters with equal labels and two folders of adapters to the manifest."""
     checkpoint = manifest.parent / "demo"
     for name in ("first", "second"):
         write_random_adapter(checkpoint, manifest.parent / name)

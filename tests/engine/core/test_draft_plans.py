@@ -56,7 +56,7 @@ def test_streams_with_drafts_are_right(method, load):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("load", RECURRENT, ids=lambda load: str(load.seed))
 def test_streams_of_recurrent_models_with_drafts_are_right(method, load, monkeypatch):
-    """A snapshot is due every 12 tokens, so steps with drafts end before it."""
+    """Snapshots are due every 12 tokens, and steps with drafts end before them."""
     monkeypatch.setattr(snapshots, "INTERVAL", 12)
     outcome = simulate(replace(load, speculation=METHODS[method]))
     counters = outcome.scheduler.counters
@@ -64,7 +64,10 @@ def test_streams_of_recurrent_models_with_drafts_are_right(method, load, monkeyp
 
 
 def test_a_preempted_request_does_not_return_to_a_kept_state():
-    scheduler = Scheduler(SchedulerConfig(make_layout((None,)), 40, 90, snapshots=3, speculation=METHODS["ngram"]))
+    layout = make_layout((None,))
+    scheduler = Scheduler(
+        SchedulerConfig(layout=layout, blocks=40, max_context=90, snapshots=3, speculation=METHODS["ngram"])
+    )
     scheduler.submit(Submit("r", (1, 2, 3), Sampling(), 9), 0.0)
     planned = scheduler.plan(0.0)
     scheduler.apply(StepResult(1, (4,)), 1.0)
