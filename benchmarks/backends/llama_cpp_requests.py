@@ -13,12 +13,12 @@ steps and of its lookup. Needs llama-cpp-python and gguf, and imports nothing el
 """
 
 import argparse
+import ctypes
 import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.backends.gguf_file import gguf, write_adapter
 from benchmarks.backends.llama_cpp import BATCH, quiet
@@ -98,21 +98,11 @@ class LlamaCpp:
         self._lib.llama_synchronize(self._context)
 
     def _use_adapter(self, *, active: bool) -> None:
-        """Set or clear the adapter. llama.cpp has renamed the function in 2026."""
-        lib, adapter = self._lib, self._adapter
-        assert adapter is not None or not active, "no --adapter is given"
-        if adapter is None:
-            return
-        set_all: Any = getattr(lib, "llama_set_adapters_lora", None)
-        if set_all is not None:
-            import ctypes
-
-            adapters, scales = (ctypes.c_void_p * 1)(adapter), (ctypes.c_float * 1)(1.0)
-            assert set_all(self._context, adapters, 1 if active else 0, scales) == 0
-        elif active:
-            assert lib.llama_set_adapter_lora(self._context, adapter, 1.0) == 0
-        else:
-            lib.llama_clear_adapter_lora(self._context)
+        assert self._adapter is not None or not active, "no --adapter is given"
+        adapters, scales = (ctypes.c_void_p * 1)(self._adapter), (ctypes.c_float * 1)(1.0)
+        if self._adapter is not None:
+            set_adapters = self._lib.llama_set_adapters_lora
+            assert set_adapters(self._context, adapters, int(active), scales) == 0, "the adapter does not suit"
 
 
 def main() -> None:

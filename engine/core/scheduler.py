@@ -383,7 +383,7 @@ class Scheduler:
             draft.drafts -= len(drafts)
             draft.again -= missing - 1
             self._return_state(draft, sequence, drafts)
-            if known >= sequence.tables.points.due and not drafts:
+            if known >= sequence.tables.points.due:  # then it has no drafts
                 self._save(draft, sequence)
         draft.budget -= len(rows)
         for sequence in outgrown:

@@ -70,13 +70,10 @@ def llama_adapter_lora_init(model, path):
     return 1
 
 
-def llama_set_adapter_lora(context, adapter, scale):
-    log(active=True)
+def llama_set_adapters_lora(context, adapters, count, scales):
+    assert adapters[0] == 1 and scales[0] == 1.0
+    log(active=count == 1)
     return 0
-
-
-def llama_clear_adapter_lora(context):
-    log(active=False)
 
 
 def llama_vocab_n_tokens(vocab):
@@ -88,7 +85,7 @@ def llama_log_callback(function):
 
 
 def __getattr__(name):
-    if name == "llama_set_adapters_lora" or not name.startswith("llama_"):
+    if not name.startswith("llama_"):
         raise AttributeError(name)
     return lambda *given: Record()
 '''
