@@ -99,10 +99,11 @@ class LlamaCpp:
 
     def _use_adapter(self, *, active: bool) -> None:
         assert self._adapter is not None or not active, "no --adapter is given"
-        adapters, scales = (ctypes.c_void_p * 1)(self._adapter), (ctypes.c_float * 1)(1.0)
         if self._adapter is not None:
-            set_adapters = self._lib.llama_set_adapters_lora
-            assert set_adapters(self._context, adapters, int(active), scales) == 0, "the adapter does not suit"
+            lib = self._lib
+            adapters, scales = (lib.llama_adapter_lora_p_ctypes * 1)(self._adapter), (ctypes.c_float * 1)(1.0)
+            wrong = lib.llama_set_adapters_lora(self._context, adapters, int(active), scales)
+            assert not wrong, "llama.cpp cannot use the adapter"
 
 
 def main() -> None:

@@ -19,8 +19,9 @@ from engine.llm import LLM
 DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo"
 LIBRARY = '''
 """Records calls in the file of LLAMA_LOG."""
-import json, os, shutil
+import ctypes, json, os, shutil
 
+llama_adapter_lora_p_ctypes = ctypes.c_void_p
 LLAMA_FTYPE_MOSTLY_Q8_0 = 7
 length = {}
 
