@@ -37,7 +37,6 @@ from appliance.deployment.service import Layout, deployment, folder_names
 from appliance.lockfile.write import DRAFT, make_lock
 from appliance.planning.plan import Plan
 from engine.gguf.file import root_of
-from engine.models.adapters import FILES
 
 LAYOUT = Layout(data="data", cache="cache", folder=lambda name, path: name)
 
@@ -88,11 +87,11 @@ def write_bundle(settings: Settings, plan: Plan, contents: Contents, path: Path)
 def _further(settings: Settings, lock: Lock) -> dict[str, tuple[Path, Digest]]:
     """Return the path and digest of each file of the adapters and the draft model, by their names in the bundle."""
     found, names = dict[str, tuple[Path, Digest]](), folder_names(settings)
-    for at, one in enumerate(settings.manifest.adapters):
-        key = ("adapters", at, "path")
-        for file in FILES:
-            expected = lock.adapters[f"{one.name}/{file}"]
-            found[f"{names[key]}/{file}"] = settings.file(key) / file, expected
+    keys = {one.name: ("adapters", at, "path") for at, one in enumerate(settings.manifest.adapters)}
+    for locked, expected in lock.adapters.items():
+        adapter, _, file = locked.rpartition("/")
+        key = keys[adapter]
+        found[f"{names[key]}/{file}"] = settings.file(key) / file, expected
     if lock.draft:
         path = settings.file(DRAFT)
         folder = PurePosixPath(names[DRAFT])
