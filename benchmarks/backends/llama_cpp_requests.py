@@ -17,7 +17,7 @@ import ctypes
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.backends.gguf_file import gguf, write_adapter
@@ -116,10 +116,11 @@ def main() -> None:
     parser.add_argument("--adapter", type=Path, help="folder of PEFT")
     options = parser.parse_args()
     engine = LlamaCpp(options.checkpoint, options.bits, options.threads, options.tokens, options.rows, options.adapter)
+    measures: dict[str, Callable[..., float]] = {"rows": engine.rows, "text": engine.text}
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        print({"rows": engine.rows, "text": engine.text}[asked.pop("do")](**asked), flush=True)
+        print(measures[asked.pop("do")](**asked), flush=True)
 
 
 if __name__ == "__main__":

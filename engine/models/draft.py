@@ -79,15 +79,14 @@ def prediction_head(target: Checkpoint) -> Checkpoint:
             "speculation.method to another value"
         )
     model = replace(predictor.model, root=target.model.root, reads_media=target.model.media is not None)
-    tensors, quantization = _renamed(target.tensors, predictor, model), None
+    tensors = _renamed(target.tensors, predictor, model)
     if not any(name.startswith(prediction_path(model)) for name in tensors):
         raise CheckpointError(
             f"{target.path}: the checkpoint has no tensors of prediction heads ({predictor.names[0][0]}…); set "
             "speculation.method to another value"
         )
     read = read_quantization(target.config, model, str(target.path / "config.json"))
-    if read is not None:
-        quantization = read.named(tensors)
+    quantization = None if read is None else read.named(tensors)
     tensors = unstacked(model, tensors, quantization)
     return replace(target, model=model, tensors=tensors, quantization=quantization)
 
