@@ -18,6 +18,11 @@ Prompts are in the prefix cache after the first round, which warms up, so rounds
 
 All engines are loaded at the same time, and rounds of each alternate in one run. A ratio is the median of the ratios of
 rounds, in which a disturbance by other processes affects both sides.
+
+    python -m benchmarks.speculation --scenarios code,rag --python llama.cpp=/opt/llama/bin/python
+
+also runs llama.cpp in the same rounds, without drafts and with its prompt lookup, for the scenarios of one request
+without a grammar. Its tokens are those of the same texts, and its weights have as many bits.
 """
 
 import argparse
@@ -36,6 +41,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
+from benchmarks.llama_cpp_peer import LlamaCppPeer, add_option
 from benchmarks.lora import Rate
 from benchmarks.shapes import make
 from engine.api.messages import Grammar
@@ -96,8 +102,8 @@ class Result:
     rows: int
     mode: str
     rate: Rate
-    relative: Rate  # to `off` in the same round
-    acceptance_length: float  # mean number of tokens of a row with a draft
+    relative: Rate  # to the same engine without drafts in the same round
+    acceptance_length: float  # mean number of tokens of a row with a draft; 0: not known, of llama.cpp
     draft_tokens: int
     drafting_share: float  # of the time, for the search of drafts
 
@@ -109,6 +115,10 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "suffix": {"speculation": "suffix"},
     "auto": {"speculation": "suffix", "adaptive_drafts": True},
 }
+
+
+PEER = {"llama.cpp": 0, "llama.cpp-lookup": 1}
+"""Modes of llama.cpp, and whether they have drafts."""
 
 
 class ScriptedWorker:
@@ -241,7 +251,15 @@ def scenarios(tokenizer: Tokenizer, rows: int, length: int) -> dict[str, Scenari
 # Measurement
 
 
-def measure(name: str, scenario: Scenario, llms: Mapping[str, LLM], rounds: int) -> list[Result]:
+def measure(
+    name: str,
+    scenario: Scenario,
+    llms: Mapping[str, LLM],
+    rounds: int,
+    peer: LlamaCppPeer | None = None,
+    draft_tokens: int = 0,
+) -> list[Result]:
+    """Return the results of each mode. peer: llama.cpp, which runs in the same rounds."""
     workers: dict[str, ScriptedWorker] = {}
     for mode in scenario.modes:
         llm = llms[mode]
@@ -256,6 +274,7 @@ def measure(name: str, scenario: Scenario, llms: Mapping[str, LLM], rounds: int)
     rates: dict[str, list[float]] = {mode: [] for mode in scenario.modes}
     before: dict[str, tuple[int, int, int, float]] = {}
     seconds = dict.fromkeys(scenario.modes, 0.0)
+    others: dict[str, list[float]] = {}  # of llama.cpp
     for number in range(rounds + 1):  # the first one warms up
         for mode in scenario.modes if number % 2 else scenario.modes[::-1]:
             if number == 1:
@@ -264,6 +283,12 @@ def measure(name: str, scenario: Scenario, llms: Mapping[str, LLM], rounds: int)
             if number:
                 rates[mode].append(rate)
                 seconds[mode] += took
+        for mode in PEER if peer is not None and name in ("code", "rag") else ():
+            (text,), drafts = scenario.texts, PEER[mode] * draft_tokens
+            assert peer is not None, "checked above"
+            rate = peer.measure("text", prompt=text.prompt, reply=text.reply, drafts=drafts)
+            if number:
+                others.setdefault(mode, []).append(rate)
     for mode, search in searches.items():
         llms[mode]._loop.scheduler.drafting.search = search
     results = []
@@ -283,6 +308,9 @@ def measure(name: str, scenario: Scenario, llms: Mapping[str, LLM], rounds: int)
                 (after[3] - before[mode][3]) / max(seconds[mode], 1e-9),
             )
         )
+    for mode, found in others.items():
+        relative = [one / base for one, base in zip(found, others["llama.cpp"], strict=True)]
+        results.append(Result(name, 1, mode, Rate.of(found), Rate.of(relative), 0.0, 0, 0.0))
     return results
 
 
@@ -323,9 +351,10 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
     parser.add_argument("--scenarios", default="code,rag,json,perfect,random,load")
     parser.add_argument("--rows", type=int, default=32, help="requests of the scenario load")
     parser.add_argument("--tokens", type=int, default=256, help="length of the replies")
-    parser.add_argument("--draft-tokens", type=int, default=4)
+    parser.add_argument("--draft-tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_option(parser)
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -346,19 +375,29 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
         }
         wanted = dict.fromkeys(mode for scenario in chosen.values() for mode in scenario.modes)
         llms = {mode: stack.enter_context(LLM(checkpoint, **sizes, **MODES[mode])) for mode in wanted}
+        peer = None
+        if options.python:
+            room = sizes["max_context"] + options.draft_tokens
+            peer = LlamaCppPeer(options.python, checkpoint, options.weights, threads=options.threads, tokens=room)
+            stack.enter_context(peer)
         results: list[Result] = []
         for name, scenario in chosen.items():
-            for one in measure(name, scenario, llms, options.rounds):
+            for one in measure(name, scenario, llms, options.rounds, peer, options.draft_tokens):
                 results.append(one)
-                print(
-                    f"{name} ({one.rows} rows) {one.mode}: {_text(one.rate)} tok/s, {_text(one.relative, 3)} of off, "
-                    f"acceptance length {one.acceptance_length:.2f}, {one.draft_tokens} drafted, "
-                    f"search {100 * one.drafting_share:.2f} %",
-                    flush=True,
-                )
+                print(_line(one), flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps([asdict(one) for one in results], indent=1))
     return results
+
+
+def _line(one: Result) -> str:
+    rates = f"{_text(one.rate)} tok/s, {_text(one.relative, 3)} of off"
+    if one.mode in PEER:
+        return f"{one.scenario} ({one.rows} rows) {one.mode}: {rates}"
+    return (
+        f"{one.scenario} ({one.rows} rows) {one.mode}: {rates}, acceptance length {one.acceptance_length:.2f}, "
+        f"{one.draft_tokens} drafted, search {100 * one.drafting_share:.2f} %"
+    )
 
 
 def _text(rate: Rate, digits: int = 1) -> str:

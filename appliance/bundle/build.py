@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 import msgspec
@@ -33,12 +33,12 @@ from appliance.checkpoints.lockfile import Lock, as_yaml, lock_path, read_lock
 from appliance.config import exits
 from appliance.config.problems import Problem, Refused
 from appliance.config.settings import Settings
-from appliance.deployment.service import Layout, deployment
-from appliance.lockfile.write import make_lock
+from appliance.deployment.service import Layout, deployment, folder_names
+from appliance.lockfile.write import DRAFT, make_lock
 from appliance.planning.plan import Plan
 from engine.gguf.file import root_of
 
-LAYOUT = Layout(data="data", cache="cache")
+LAYOUT = Layout(data="data", cache="cache", folder=lambda name, path: name)
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ def write_bundle(settings: Settings, plan: Plan, contents: Contents, path: Path)
     paths = {f"{MODEL}/{name}": root / name for name in lock.model.files}
     digests = {name: digest_of(data) for name, data in texts.items()}
     digests |= {f"{MODEL}/{name}": one for name, one in lock.model.files.items()}
+    for name, (path_here, expected) in _further(settings, lock).items():
+        paths[name], digests[name] = path_here, expected
     if contents.image_archive is not None:
         paths[IMAGE] = contents.image_archive
         digests[IMAGE] = digest(contents.image_archive, lambda count: None)
@@ -80,6 +82,23 @@ def write_bundle(settings: Settings, plan: Plan, contents: Contents, path: Path)
             with io.BytesIO(texts[name]) if name in texts else paths[name].open("rb") as file:
                 _add(archive, name, file, expected)
     return index
+
+
+def _further(settings: Settings, lock: Lock) -> dict[str, tuple[Path, Digest]]:
+    """Return the path and digest of each file of the adapters and the draft model, by their names in the bundle."""
+    found, names = dict[str, tuple[Path, Digest]](), folder_names(settings)
+    keys = {one.name: ("adapters", at, "path") for at, one in enumerate(settings.manifest.adapters)}
+    for locked, expected in lock.adapters.items():
+        adapter, _, file = locked.rpartition("/")
+        key = keys[adapter]
+        found[f"{names[key]}/{file}"] = settings.file(key) / file, expected
+    if lock.draft:
+        path = settings.file(DRAFT)
+        folder = PurePosixPath(names[DRAFT])
+        for file, expected in lock.draft.items():
+            inside = folder if root_of(path) == path else folder.parent
+            found[str(inside / file)] = root_of(path) / file, expected
+    return found
 
 
 def _lock(settings: Settings, plan: Plan) -> Lock:
@@ -110,6 +129,10 @@ def _texts(settings: Settings, plan: Plan, lock: Lock) -> dict[str, str]:
     model["source"] = {"path": _source(plan)}
     model["names"] = list(plan.gateway.names)
     model["lock"] = "require"
+    for key, name in folder_names(settings).items():
+        if key[0] == "adapters":  # a downloaded one has a URI
+            one = manifest["adapters"][key[1]]
+            manifest["adapters"][key[1]] = {"name": one["name"], "path": name}
     for name in ("download", "credentials"):  # there is nothing to download
         model.pop(name, None)
     files[MANIFEST] = yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True, width=110)

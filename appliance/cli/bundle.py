@@ -16,6 +16,7 @@ from appliance.config.settings import Given, cache_folder, load
 from appliance.config.yaml_loader import Place
 from appliance.planning.memory import spell_bytes
 from appliance.planning.plan import Plan
+from appliance.planning.validate import resolve_downloads
 
 
 def bundle(options: argparse.Namespace, given: Given, plan: Plan) -> int:
@@ -25,7 +26,7 @@ def bundle(options: argparse.Namespace, given: Given, plan: Plan) -> int:
     def write() -> None:
         bill = options.sbom.read_bytes() if options.sbom is not None else sbom(environment()).encode()
         contents = Contents(bill, options.image, options.image_archive, options.sign)
-        index = write_bundle(load(given), plan, contents, path)
+        index = write_bundle(resolve_downloads(load(given), given.environ), plan, contents, path)
         signed = ", signed" if options.sign is not None else ""
         print(f"{path}: {len(index.files)} files, {spell_bytes(total_bytes(index.files))}{signed}")
         print(f"serve it with: slipway serve --bundle {path}")

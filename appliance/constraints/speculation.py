@@ -9,7 +9,7 @@ OFF: SpeculationMethod = "off"
 
 AVAILABLE: tuple[tuple[SpeculationMethod, Callable[[Facts], bool], str], ...] = (
     ("mtp", lambda facts: facts.model.predicts, "the checkpoint has a prediction head"),
-    ("suffix", lambda facts: not facts.model.stateful and not facts.model.pools, "lookup needs no draft model"),
+    ("suffix", lambda facts: not facts.model.pools, "lookup needs no draft model"),
     (OFF, lambda facts: True, "the model has no speculative decoding"),
 )
 """Methods that `auto` may select, best first: name, whether a checkpoint has it, and the reason to select it."""
@@ -25,22 +25,7 @@ def draft_method_why(view: View) -> str:
     return next(reason for method, _, reason in AVAILABLE if method == view.speculation)
 
 
-def _why(facts: Facts) -> str:
-    return (
-        f"the model has {facts.model.stateful} layers with recurrent state, which cannot be rolled back to before a "
-        "rejected draft"
-    )
-
-
 RULES = (
-    Rule(
-        name="speculation-recurrent",
-        keys=("speculation",),
-        facts=("model.stateful",),
-        holds=lambda view: view.speculation == OFF or not view.facts.model.stateful,
-        text="models with recurrent layers have no speculative decoding, because their state cannot be rolled back",
-        because=_why,
-    ),
     Rule(
         name="speculation-pools",
         keys=("speculation",),

@@ -19,7 +19,8 @@ from appliance.deployment.service import (
 def compose(one: Deployment) -> dict[str, Any]:
     """Return the content of the Compose file."""
     volumes = [f"{name}:{at}" for name, at, size in (("data", DATA, one.data), ("cache", CACHE, one.cache)) if size]
-    models = [f"{_escaped(str(one.model_path))}:{MODELS}/{one.model}:ro"] if one.model else []
+    mounted = ({one.model: one.model_path} if one.model else {}) | one.folders
+    models = [f"{_escaped(str(path))}:{MODELS}/{_escaped(name)}:ro" for name, path in mounted.items()]
     secrets = {key: (path, f"{SECRETS}/{key}") for key, path in one.secret_files.items()}
     secrets |= {name: (path, f"{TLS}/{name}") for name, path in one.tls_files.items()}
     service: dict[str, Any] = {

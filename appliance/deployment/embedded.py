@@ -34,6 +34,12 @@ def check_files(settings: Settings, platform: str) -> None:
     if settings.manifest.model.chat_template is not None:
         remedy = "copy it into the checkpoint's folder as chat_template.jinja, and remove this key"
         refuse(settings, "model.chat_template", f"{platform} mounts no further files; {remedy}")
+    if settings.manifest.speculation.model is not None:
+        refuse(
+            settings, "speculation.model", f"{platform} mounts no further files; use a method without a second model"
+        )
+    if any(one.uri is None for one in settings.manifest.adapters):
+        refuse(settings, "adapters", f"{platform} mounts no further files; give the adapters a uri in place of path")
     if settings.manifest.model.lock == "require":
         refuse(settings, "model.lock", f"{platform} mounts no lock file; use auto", instead="auto")
     if settings.manifest.endpoints.tls.certificate is not None:

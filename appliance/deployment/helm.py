@@ -62,7 +62,7 @@ def _values(one: Deployment) -> dict[str, Any]:
         "tolerations": [],
         "affinity": {},
     }
-    if one.model:
+    if one.reads_models:
         values["modelsClaim"] = "models"
     if one.data or one.cache:
         values["storageClassName"] = None

@@ -148,7 +148,7 @@ def _volumes(one: Deployment) -> tuple[list[Object], list[Object]]:
     table: list[tuple[bool, str, str, Object, bool]] = [
         (True, "manifest", FOLDER, {"configMap": {"name": one.name}}, True),
         (True, "tmp", "/tmp", {"emptyDir": {}}, False),
-        (bool(one.model), "models", MODELS, {claim: {"claimName": "models", "readOnly": True}}, True),
+        (one.reads_models, "models", MODELS, {claim: {"claimName": "models", "readOnly": True}}, True),
         (bool(one.data), "data", DATA, {claim: {"claimName": f"{one.name}-data"}}, False),
         (bool(one.cache), "cache", CACHE, {claim: {"claimName": f"{one.name}-cache"}}, False),
         (bool(one.shared), "shm", "/dev/shm", shared, False),

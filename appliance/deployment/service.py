@@ -1,7 +1,8 @@
 """Facts of a deployment that all kinds of files need, computed from a plan.
 
-Paths of the manifest become paths in the container: the checkpoint below /models, written data in one volume, secrets
-below /run/secrets. The composed manifest is a single file; values that equal their default are omitted.
+Paths of the manifest become paths in the container: the checkpoint, LoRA adapters and a draft model below /models,
+written data in one volume, secrets below /run/secrets. The composed manifest is a single file; values that equal their
+default are omitted.
 """
 
 import math
@@ -50,6 +51,8 @@ class Layout:
     tls: str = TLS
     source: Callable[[Path], dict[str, Any]] = lambda path: {"path": _escaped(f"{MODELS}/{path.name}")}
     """Value of model.source for a local checkpoint."""
+    folder: Callable[[str, Path], str] = lambda name, path: f"{MODELS}/{name}"
+    """Path of an adapter or a draft model, from its name in `Deployment.folders` and its path on this machine."""
     secrets_as: Literal["written", "files", "variables"] = "written"
     """How the service gets the secrets: as the manifest has them, all as files, or all as variables."""
     port: int | None = None
@@ -77,11 +80,17 @@ class Deployment:
     shared: int  # size of /dev/shm; 0: the default of the runtime
     model: str  # name of the checkpoint below /models; "" if it is downloaded
     model_path: Path  # its path on this machine
+    folders: dict[str, Path]  # adapters and draft model: paths on this machine by their names below /models
     data: int  # size of the volume for written data; 0: no volume
     cache: int  # size of the volume for downloads; 0: no volume
     secret_files: dict[str, Path]  # path on this machine by the name of the secret; Path() if it has none
     secret_variables: dict[str, str]  # environment variable by the name of the secret
     tls_files: dict[str, Path]  # path on this machine by file name
+
+    @property
+    def reads_models(self) -> bool:
+        """Return whether the service reads files below /models."""
+        return bool(self.model or self.folders)
 
 
 def deployment(settings: Settings, plan: Plan, *, name: str, image: str, layout: Layout = CONTAINER) -> Deployment:
@@ -89,14 +98,9 @@ def deployment(settings: Settings, plan: Plan, *, name: str, image: str, layout:
     manifest = settings.manifest
     if manifest.endpoints.port == 0:
         refuse(settings, "endpoints.port", "0 selects a free port; a deployment needs a fixed one", instead="8000")
-    if manifest.adapters:
-        what = "a rendered deployment has no volume for the folders of adapters"
-        refuse(settings, "adapters", f"{what}; merge them into the checkpoint, or write the deployment by hand")
-    if manifest.speculation.model is not None:
-        what = "a rendered deployment has no volume for the folder of a draft model"
-        refuse(settings, "speculation.model", f"{what}; remove it, or write the deployment by hand")
     local = manifest.model.source.kind == "path"
     model_path = settings.file(("model", "source", "path")) if local else Path()
+    downloads = not local or any(one.uri is not None for one in manifest.adapters)
     secret_files, secret_variables = _secrets(settings, layout)
     engines, engine = len(plan.engines), plan.engines[0]
     on_gpu, ranks = engine.hardware.device == "cuda", engine.parallelism.tensor
@@ -115,12 +119,31 @@ def deployment(settings: Settings, plan: Plan, *, name: str, image: str, layout:
         shared=GIB if ranks > 1 else 0,
         model=model_path.name,
         model_path=model_path,
+        folders={name: settings.file(key) for key, name in folder_names(settings).items()},
         data=_data(settings),
-        cache=0 if local else plan.memory.weights * ranks + CACHE_BYTES,
+        cache=(0 if local else plan.memory.weights * ranks) + CACHE_BYTES if downloads else 0,
         secret_files=secret_files,
         secret_variables=secret_variables,
         tls_files={name: settings.file(path) for path, name in _TLS_KEYS.items()} if plan.gateway.tls else {},
     )
+
+
+def folder_names(settings: Settings) -> dict[KeyPath, str]:
+    """Return the paths below /models of local adapters, folders of adapters and the draft model, by key.
+
+    Adapters with a URI are included if they are downloaded. Folders below /models keep their paths."""
+    manifest, names = settings.manifest, dict[KeyPath, str]()
+    for at, one in enumerate(manifest.adapters):
+        if one.uri is None or ("adapters", at, "path") in settings.downloaded:
+            name = f"adapters/{_label(one.name)}"
+            names["adapters", at, "path"] = f"{name}-{at}" if name in names.values() else name
+    for at, _ in enumerate(manifest.adapter_loading.folders):
+        key: KeyPath = ("adapter_loading", "folders", at)
+        if not settings.file(key).is_relative_to(MODELS):
+            names[key] = f"adapter-folders/{at}"
+    if manifest.speculation.model is not None:
+        names["speculation", "model"] = f"draft/{settings.file(('speculation', 'model')).name}"
+    return names
 
 
 def deployment_name(given: str, plan: Plan) -> str:
@@ -151,6 +174,7 @@ def _files(
     paths = {path: f"{layout.data}/{name}" for path, name in _DATA_KEYS.items()}
     paths |= {path: f"{layout.tls}/{name}" for path, name in _TLS_KEYS.items()}
     paths[("model", "download", "cache")] = layout.cache
+    paths |= {key: layout.folder(name, settings.file(key)) for key, name in folder_names(settings).items()}
     if manifest.model.chat_template is not None:
         paths[("model", "chat_template")] = "chat_template.jinja"
         files["chat_template.jinja"] = _text(settings, ("model", "chat_template"))
@@ -183,10 +207,11 @@ def _text(settings: Settings, key: KeyPath) -> str:
 
 def _replace(tree: dict[str, Any], path: KeyPath, value: str) -> None:
     """Replace a value of the manifest, if it has one."""
+    here: Any = tree
     for part in path[:-1]:
-        tree = tree.get(part) or {}
-    if tree.get(path[-1]) is not None:
-        tree[path[-1]] = value
+        here = here[part] if isinstance(here, list) else here.get(part) or {}
+    if isinstance(here, list) or here.get(path[-1]) is not None:
+        here[path[-1]] = value
 
 
 def _escaped(text: str) -> str:

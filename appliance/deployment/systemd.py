@@ -23,6 +23,7 @@ def layout(name: str) -> Layout:
         secrets=f"/run/credentials/{name}.service",
         tls=f"/run/credentials/{name}.service",
         source=lambda path: {"path": str(path).replace("$", "$$")},
+        folder=lambda name, path: str(path),
         secrets_as="files",
     )
 
@@ -73,8 +74,8 @@ def _files(one: Deployment) -> list[str]:
     lines += [f"Environment=XDG_CACHE_HOME=/var/cache/{one.name} HF_HOME=/var/cache/{one.name}/huggingface"]
     if one.data:
         lines += [f"StateDirectory={one.name}", "StateDirectoryMode=0700"]
-    if one.model:
-        lines += [f"BindReadOnlyPaths={_quoted(str(one.model_path))}"]
+    read = [*([one.model_path] if one.model else []), *one.folders.values()]
+    lines += [f"BindReadOnlyPaths={_quoted(str(path))}" for path in read]
     for key, path in one.secret_files.items():
         written = path if path != Path() else Path(f"{FOLDER}/{one.name}/secrets/{key}")
         lines += [f"LoadCredential={key}:{_escaped(str(written))}"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from appliance.config.manifest import Manifest
 from appliance.constraints.rule import TRITON, View
+from appliance.constraints.speculation import OFF
 from appliance.hardware.machine import Machine
 from appliance.planning.choice import Choice
 from appliance.planning.derivation import Account, Step, number, product, summed
@@ -195,7 +196,7 @@ def measure(
         fixed = (*fixed, *draft)
     if manifest.lifecycle.self_test.prompts and model.pooler is None:
         fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
-    if slots := state_slots(manifest, model, size.slots):
+    if slots := state_slots(manifest, model, size.slots, drafts=view.speculation != OFF):
         fixed = (*fixed, product(STATES, slots, state_layout(model, view.tensor).slot_bytes))
     if mapped := max(map(mapped_bytes, ranks)):
         fixed = (*fixed, Step("weights mapped from the checkpoint file", number(mapped), mapped))
@@ -229,10 +230,11 @@ def measure(
     )
 
 
-def state_slots(manifest: Manifest, model: Model, requests: int) -> int:
-    """Return the number of slots with recurrent state: of requests, of snapshots, and an unused one (engine/worker)."""
+def state_slots(manifest: Manifest, model: Model, requests: int, *, drafts: bool) -> int:
+    """Return the number of slots with recurrent state: of requests, of snapshots, and an unused one (engine/worker).
+    drafts: requests have a second one, for the state from before a draft."""
     snapshots = num_snapshots(state_layout(model), requests, prefix_cache=manifest.engine.cache.prefix)
-    return 0 if snapshots is None else requests + snapshots + 1
+    return 0 if snapshots is None else (1 + drafts) * requests + snapshots + 1
 
 
 def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Choice[int]:
@@ -254,7 +256,7 @@ def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, vi
 
     def stored(count: int) -> int:
         slot = state_layout(checkpoint.model, view.tensor).slot_bytes
-        return state_slots(manifest, checkpoint.model, count) * slot
+        return state_slots(manifest, checkpoint.model, count, drafts=view.speculation != OFF) * slot
 
     while rows > requested and stored(rows) > usable // STATES_PART:
         rows = max(requested, rows // 2)

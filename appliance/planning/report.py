@@ -111,10 +111,11 @@ def _memory(plan: Plan) -> list[str]:
         )
     if memory.states:
         slots = engine.scheduling.slots
-        snapshots = memory.state_slots - slots - 1
+        own = slots * (2 if engine.speculation.enabled else 1)
+        drafts = " (with a copy for the time of a draft)" if own > slots else ""
         lines.append(
-            f"  a request needs {memory.state_slot_bytes:,} B of recurrent state; there are {slots} slots for "
-            f"requests and {snapshots} for snapshots, {spell_bytes(memory.states)} of the workspace"
+            f"  a request needs {memory.state_slot_bytes:,} B of recurrent state{drafts}; there are {own} slots for "
+            f"requests and {memory.state_slots - own - 1} for snapshots, {spell_bytes(memory.states)} of the workspace"
         )
     fits = [f"{one.requests} of {one.tokens}" for one in memory.concurrency]
     if not memory.state and memory.states:

@@ -140,6 +140,33 @@ def gguf(checkpoint: Path, bits: str) -> Path:
     return file
 
 
+def write_adapter(checkpoint: Path, folder: Path) -> Path:
+    """Convert the LoRA adapter of a PEFT folder to the format of llama.cpp's convert_lora_to_gguf.py. Return the file.
+    Architectures with reordered rows of queries and keys are not supported."""
+    import gguf as format_
+    import numpy as np
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    kind, file = KINDS[config["model_type"]], folder / "adapter.gguf"
+    architecture = getattr(format_.MODEL_ARCH, kind.architecture)
+    writer = format_.GGUFWriter(file, format_.MODEL_ARCH_NAMES[architecture])
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(settings["lora_alpha"]))
+    names = format_.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for name, values in _tensors(folder, "adapter_model.safetensors"):
+        path, _, side = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+        found = names.get_name(f"{path}.weight", (".weight",))
+        assert found is not None, f"llama.cpp has no tensor for {name}"
+        writer.add_tensor(f"{found}.{side.lower()}", values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
 def _heads(config: Config) -> int | list[int]:
     """Return the KV heads: one of latent attention, and none in layers with a mixer."""
     if "kv_lora_rank" in config:
@@ -194,11 +221,11 @@ def _write(checkpoint: Path, file: Path) -> None:
     writer.close()
 
 
-def _tensors(checkpoint: Path) -> Tensors:
+def _tensors(checkpoint: Path, file: str = "model.safetensors") -> Tensors:
     """Read the bfloat16 tensors of a checkpoint: vectors as float32, all others as float16."""
     import numpy as np
 
-    data = np.memmap(checkpoint / "model.safetensors", np.uint8, "r")
+    data = np.memmap(checkpoint / file, np.uint8, "r")
     length = int.from_bytes(data[:8].tobytes(), "little")
     for name, info in json.loads(data[8 : 8 + length].tobytes()).items():
         if name == "__metadata__":

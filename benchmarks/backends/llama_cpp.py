@@ -18,7 +18,7 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
 
     rows, _, tokens = most
     llama_cpp.llama_backend_init()
-    llama_cpp.llama_log_set(_quiet(llama_cpp), None)
+    llama_cpp.llama_log_set(quiet(llama_cpp), None)
     file = gguf(checkpoint, bits)
     how = llama_cpp.llama_model_default_params()
     how.use_mmap = False  # pages of a file may be taken back while other sides run
@@ -72,11 +72,13 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
     return measure
 
 
-def _quiet(llama_cpp: Any) -> Any:
+def quiet(llama_cpp: Any) -> Any:
+    """Return a callback that prints only errors."""
+
     @llama_cpp.llama_log_callback
     def log(level: int, text: bytes, data: Any) -> None:
         if level >= 4:
             sys.stderr.write(text.decode())
 
-    _quiet.keep = log  # type: ignore[attr-defined]  # C keeps only its address
+    quiet.keep = log  # type: ignore[attr-defined]  # C keeps only its address
     return log

@@ -138,6 +138,11 @@ class SchedulerConfig:
         return bool(submit.max_tokens) and method != "off" and (method != "jump-ahead" or constrained)
 
     @property
+    def rolls_back(self) -> bool:
+        """Return whether requests have a recurrent state, and drafts that may be rejected."""
+        return self.snapshots is not None and self.speculation.enabled
+
+    @property
     def slots(self) -> int:
         """Return the maximum number of running requests; each of them gets one token in every step."""
         return num_slots(self.max_running, self.max_step_tokens)

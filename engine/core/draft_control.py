@@ -21,6 +21,7 @@ OUTLIER = 3.0  # a time is counted as at most this multiple of the average; of a
 FIRST_PAUSE, LAST_PAUSE = 16, 512  # of a request in tokens, of a level in steps; doubled each time
 MISSES = 16  # drafts without a match after which a request pauses
 DECAY = 0.9  # weight of earlier drafts of a request, per draft
+FIRST_DRAFT = 4  # maximum tokens of a draft while a level or a request has no verified one
 PRIOR = (1.8, 2.0)  # accepted and tried tokens that a request begins with: soon outweighed
 
 
@@ -71,12 +72,15 @@ class Acceptance(msgspec.Struct, array_like=True):
             self._wait(length)
 
     def length(self, break_even: float, length: int) -> int | None:
-        """Return the number of draft tokens that pay; None: no limit. length: of the sequence."""
+        """Return the number of draft tokens that pay; None: no limit. length: of the sequence.
+
+        The first draft of a request, or after a pause, is short, because nothing is known of its acceptance."""
         rate = self.rate
         if break_even <= 0 or rate >= 1:
-            return None
+            return FIRST_DRAFT if self.tried <= PRIOR[1] else None
         if break_even < rate:
-            return int(math.log(break_even) / math.log(rate))
+            pays = int(math.log(break_even) / math.log(rate))
+            return min(pays, FIRST_DRAFT) if self.tried <= PRIOR[1] else pays
         self._wait(length)
         self.accepted, self.tried = PRIOR[0] / 2, PRIOR[1] / 2  # the next attempts decide
         return 0

@@ -87,10 +87,14 @@ class Drafting:
         """Measure a step, which was planned at `started` and whose result came at `now`."""
         if not self._config.adaptive:
             return
-        decoding = all(row.count == 1 + len(row.drafts) for row in plan.rows)
+        # The time to compute tokens again after a rejected draft is a cost of drafts.
+        again = set(plan.returned)
+        decoding = all(row.count == 1 + len(row.drafts) or row.slot in again for row in plan.rows)
         # A step in which a model drafts the first tokens after a pause is neither with nor without drafts.
         decoding = decoding and all(row.drafts or not row.lookahead for row in plan.rows)
         drafts = sum(len(row.drafts) for row in plan.rows) if decoding else None
+        if again and not drafts:
+            drafts = None
         self.control.applied(len(plan.rows), drafts, plan.step, started, now, running=running)
 
     def end(self, sequence: Sequence) -> None:

@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Iterator
 
 MAX_MATCH = 16  # last tokens that are compared, to choose the best of several occurrences
+TOKENS_PER_MATCHED = 3
+"""Maximum length of a draft, relative to the length of the match. A match of `MAX_MATCH` tokens has no limit."""
 MAX_CANDIDATES = 32  # occurrences that are compared, latest first: bounds the time for highly repetitive texts
 
 
@@ -40,6 +42,8 @@ class NgramIndex:
                     break
         if not best:
             return ()
+        if best_length < MAX_MATCH:
+            count = min(count, TOKENS_PER_MATCHED * best_length)
         period = len(ids) - best
         return tuple(ids[best + at % period] for at in range(count))
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from engine.api.config import EngineConfig, StepCosts
-from engine.api.errors import ConfigError, EngineError, EngineGone, RequestError
+from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Event, TimelineEvents
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
 from engine.api.heartbeat import State
@@ -504,11 +504,6 @@ def build_loop(
     trace: OperationTrace | None = None,
 ) -> Loop:
     """Build the loop for a worker of the same configuration. trace: of the worker's operations, for the profiler."""
-    if config.speculation.enabled and worker.snapshots is not None:
-        raise ConfigError(
-            f"speculation.method={config.speculation.method}: this model has a recurrent state, which cannot be rolled "
-            "back to before a rejected draft; set it to off"
-        )
     settings = scheduler_config(
         config, worker.model, layout=worker.layout, blocks=worker.blocks, snapshots=worker.snapshots
     )

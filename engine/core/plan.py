@@ -73,7 +73,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     block 0.
 
     The recurrent state of a request is in the state slot with the number of its table slot. A row at position 0 begins
-    with a state of zeros."""
+    with a state of zeros. A row with drafts leaves the state after its last position. If a draft is rejected, the next
+    row begins at the same position again, with the state from before."""
 
     step: int
     new: tuple[NewRow, ...]
@@ -83,6 +84,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     restored: tuple[tuple[int, int], ...] = ()  # (snapshot, slot): copy this state before the rows run
     saved: tuple[tuple[int, int], ...] = ()  # (slot, snapshot): copy this state after the rows have run
     adapters: tuple[tuple[int, int], ...] = ()  # (adapter slot, version): move this LoRA adapter there before all else
+    kept: tuple[int, ...] = ()  # slots: keep a copy of this state before the rows run, because their drafts may fail
+    returned: tuple[int, ...] = ()  # slots: return this state to the kept copy before the rows run
 
     @property
     def first_samples(self) -> list[int]:

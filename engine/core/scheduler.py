@@ -41,6 +41,9 @@ from engine.kv.cache import MISS, Blocks, Cache, Tables
 from engine.kv.layout import blocks_of
 
 HOLDERS = 3  # number of requests that are listed as holders of blocks
+MOST_AGAIN = 8
+"""Tokens of a recurrent model that are computed again in a step with further drafts. With more, a step without drafts
+makes its state current."""
 
 POLICIES: dict[str, type[SchedulingPolicy]] = {
     "fcfs": FirstComeFirstServed,
@@ -75,6 +78,7 @@ class _Draft:
     budget: int
     drafts: int  # draft tokens that it has room for
     lookahead: int  # tokens that the draft model may draft for the next step
+    again: int = 0  # tokens that it has room to compute again after rejected drafts, beside new drafts
     embeddings: int = 0  # of media that the tower may compute
     rows: list[Row] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
@@ -82,6 +86,8 @@ class _Draft:
     restored: list[tuple[int, int]] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)
     adapters: list[tuple[int, int]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
     preempted: bool = False
 
 
@@ -274,7 +280,8 @@ class Scheduler:
         embeddings = 0 if media is None else media.step_tokens
         drafts = self._room_for_drafts()
         lookahead = drafts if self.config.speculation.has_model else 0
-        draft = _Draft(self.step + 1, self.config.max_step_tokens, drafts, lookahead, embeddings)
+        again = (self.config.max_step_tokens - len(self._running)) // 2 if self.config.rolls_back else 0
+        draft = _Draft(self.step + 1, self.config.max_step_tokens, drafts, lookahead, again, embeddings)
         if self.cache.snapshots is not None:
             for sequence in self._running:
                 self.cache.publish_states(sequence.tables, sequence.ids)
@@ -298,6 +305,8 @@ class Scheduler:
             restored=tuple(draft.restored),
             saved=tuple(draft.saved),
             adapters=tuple(draft.adapters),
+            kept=tuple(draft.kept),
+            returned=tuple(draft.returned),
         )
         self._dropped.clear()
         constrained = [i for i, s in enumerate(draft.sequences) if s.constrained and draft.rows[i].sample]
@@ -348,7 +357,7 @@ class Scheduler:
         for sequence in self._running.items:  # a preemption removes the last item: this one or a later one
             first, total = sequence.computed, sequence.total
             missing = min(total, sequence.last) - first
-            if missing != 1:
+            if missing != 1 and not (sequence.stale and 1 < missing <= min(draft.again + 1, MOST_AGAIN)):
                 if missing > 0:
                     prompts.append(sequence)
                 continue
@@ -356,24 +365,27 @@ class Scheduler:
                 outgrown.append(sequence)
                 continue
             blocks, drafts = nothing, tuple[int, ...]()
-            sample = total == first + 1 and total < sequence.limit
+            known = first + missing
+            sample = total == known and total < sequence.limit
             if sample and draft.drafts and total == len(sequence.ids) and self.drafting.may_draft(sequence):
                 drafts = self._drafts(draft, sequence)
-            end = first + 1 + len(drafts)
+            end = known + len(drafts)
             if end > sequence.tables.touch:
                 room = self._allocate(draft, sequence, end)
                 if room is None:
                     continue
                 blocks = room
-            sequence.computed = first + 1
+            sequence.computed = known
             sequence.total = total + sample
             sequence.step = step
-            row = Row(sequence.slot, first, 1 + len(drafts), sample, blocks, drafts)
+            row = Row(sequence.slot, first, end - first, sample, blocks, drafts)
             rows.append(self._look_ahead(draft, sequence, row) if sample and draft.lookahead else row)
             sequences.append(sequence)
-            draft.budget -= len(drafts)
+            draft.budget -= end - first - 1
             draft.drafts -= len(drafts)
-            if first + 1 >= sequence.tables.points.due:
+            draft.again -= missing - 1
+            self._return_state(draft, sequence, drafts)
+            if known >= sequence.tables.points.due:  # then it has no drafts
                 self._save(draft, sequence)
         draft.budget -= len(rows)
         for sequence in outgrown:
@@ -414,6 +426,7 @@ class Scheduler:
         """Return the longest draft, of at most `most` tokens, after this many known tokens."""
         # The last token that the limit allows is only sampled.
         count = min(most, sequence.limit - 1 - known, sequence.rope_limit - known)
+        count = min(count, self.cache.drafts_before_save(sequence.tables, known))
         if known + count > sequence.tables.touch:
             fresh = blocks_of(known + count, self.cache.block_tokens) - blocks_of(known, self.cache.block_tokens)
             if fresh and fresh * len(self.cache.groups) > self.cache.spare(len(self._running)):
@@ -564,6 +577,7 @@ class Scheduler:
         sequence.total += sample
         sequence.step = draft.step
         draft.budget -= count
+        self._return_state(draft, sequence)
         row = Row(sequence.slot, first, count, sample, blocks)
         draft.rows.append(self._look_ahead(draft, sequence, row) if sample and draft.lookahead else row)
         draft.sequences.append(sequence)
@@ -574,6 +588,14 @@ class Scheduler:
         snapshot = self.cache.save(sequence.tables, sequence.computed)
         if snapshot is not None:
             draft.saved.append((sequence.slot, snapshot))
+
+    def _return_state(self, draft: _Draft, sequence: Sequence, drafts: tuple[int, ...] = ()) -> None:
+        """Let the row of a recurrent model begin with the state of its first position, and keep it before drafts."""
+        if sequence.stale:
+            draft.returned.append(sequence.slot)  # the kept copy still has the state of this position
+            sequence.stale = False
+        elif drafts and self.config.rolls_back:
+            draft.kept.append(sequence.slot)
 
     # Blocks and slots
 
@@ -611,7 +633,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._dropped.append(sequence.slot)
         self._free_slots.append(sequence.slot)
-        sequence.slot = -1
+        sequence.slot, sequence.stale = -1, False
 
     def _end(self, sequence: Sequence, finish: Finish, *, forget: bool = False) -> None:
         if sequence.state is State.RUNNING:
@@ -665,6 +687,8 @@ class Scheduler:
             sequence.total += number
             if sequence.state is State.RUNNING:
                 sequence.computed += number
+        if self.config.rolls_back and number < len(row.drafts) and sequence.state is State.RUNNING:
+            sequence.computed, sequence.stale = row.first, True
         sequence.last_token = now
         if sequence.routes is not None:  # rejected drafts have been computed too
             sequence.add_routes(row.first, result.routes.get(index, ())[: len(ids) - 1 - row.first])

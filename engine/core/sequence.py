@@ -71,6 +71,7 @@ class Sequence:
         "slot",
         "state",
         "step",
+        "stale",
         "stops",
         "submit",
         "tables",
@@ -107,6 +108,7 @@ class Sequence:
         self.adapter = -1  # version of its LoRA adapter; -1: none; set by the scheduler
         self.blocked = ""  # reported reason why it cannot run, as the first in the queue
         self.step = 0  # last step that has a row of it
+        self.stale = False  # its recurrent state has rejected drafts: it returns to the state of position `computed`
         self.rope_length = self.prompt_tokens
         self.rope_limit = 0  # positions from here on need another rope_length; set by the scheduler
         self.tables = Tables(b"", 0)

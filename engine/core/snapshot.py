@@ -73,6 +73,7 @@ class SequenceState(msgspec.Struct, array_like=True):
     proposed: tuple[int, ...] = ()
     routes: list[bytes] | None = None
     routed: int = 0
+    stale: bool = False
 
 
 class PlannedState(msgspec.Struct, array_like=True):

@@ -13,12 +13,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from engine.core.drafts import MAX_MATCH, NgramIndex
+from engine.core.drafts import MAX_MATCH, TOKENS_PER_MATCHED, NgramIndex
 
 MAX_REPLY_TOKENS = 32_768  # of all scopes of an engine; about 6 MB
 MAX_OCCURRENCES = 8  # of each text that a draft compares
 MIN_SHARE = 0.4  # of the occurrences that must have continued like the draft
-TOKENS_PER_MATCHED = 2  # maximum length of a draft, relative to the length of the match
 SEPARATOR = -1  # between replies; no token has this id
 
 Scope = tuple[str, int]  # (cache salt, version of the LoRA adapter)

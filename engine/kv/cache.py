@@ -207,6 +207,12 @@ class Cache:
         """Return the snapshot to which the state is copied after a step that ends at `end`, or None."""
         return None if self.snapshots is None else self.snapshots.save(tables.points, tables.hashes, end)
 
+    def drafts_before_save(self, tables: Tables, known: int) -> int:
+        """Return how many drafts may follow `known` tokens, so that a step ends where the next snapshot is due."""
+        if self.snapshots is None:
+            return ROOM
+        return self.snapshots.drafts_before(tables.points, known)
+
     def publish_states(self, tables: Tables, ids: list[int]) -> None:
         """Publish the snapshots of earlier plans whose tokens are known."""
         if self.snapshots is not None and tables.points.saved:

@@ -82,6 +82,12 @@ class Snapshots:
         points.saved.append((end, snapshot))
         return snapshot
 
+    def drafts_before(self, points: SavePoints, known: int) -> int:
+        """Return how many drafts may follow `known` tokens. A step with drafts cannot be saved, so none reaches the
+        block boundary at which a snapshot is due."""
+        boundary = -(-max(points.due, known) // self.block_tokens) * self.block_tokens
+        return max(0, boundary - 1 - known)
+
     def publish(self, points: SavePoints, hashes: Items[bytes]) -> None:
         """Publish the snapshots of earlier steps whose tokens are all known. hashes: of all full blocks."""
         waiting = []

@@ -857,7 +857,7 @@ class _Lowering(PartLowering):
             if embed.positions is not None:
                 yield LookUpPositions(y=self.out, weight=tables)
                 yield Add(x=self.x, y=self.out)
-        if self.model.media is not None:
+        if self.model.media is not None or self.model.reads_media:
             yield InsertMedia(x=self.x)
         if tables.embed.norm is not None:
             yield self.norm(tables.embed.norm, self.model.root, self.x, self.x)
@@ -875,7 +875,9 @@ class _Lowering(PartLowering):
 
     def _prediction_input(self, part: PredictionInput | FusedStates) -> Iterator[Op]:
         hidden, path = self.x.width, prediction_path(self.model)
-        skips_first = isinstance(part, PredictionInput) and part.skips_first
+        skips_first, states_first = (
+            (part.skips_first, part.states_first) if isinstance(part, PredictionInput) else (False, False)
+        )
         yield ReadStates(x=self.x, y=self.out, skips_first=skips_first)
         last = self.out
         for number, (norm, value) in enumerate(((part.token_norm, self.x), (part.state_norm, self.out))):
@@ -883,7 +885,8 @@ class _Lowering(PartLowering):
             if norm is not None:
                 last = self.normed
                 yield self.norm(norm, path, value, last)
-            yield Keep(x=last, y=Columns(value=self.pair, first=number * hidden, width=hidden))
+            column = 1 - number if states_first else number
+            yield Keep(x=last, y=Columns(value=self.pair, first=column * hidden, width=hidden))
         if isinstance(part, PredictionInput):
             yield Linear(x=self.pair, y=self.x, weight=_projection_matrix(self.model, part))
         else:

@@ -152,7 +152,7 @@ def read_checkpoint(
         count = sum(math.prod(info.shape) for info in tensors.values())
         model = replace(model, foreign=replace(model.foreign, parameters=count))
     model = fitted(reroot(model, tensors), config, task, modules, folder)
-    tensors = _unstacked(model, tensors, quantization)
+    tensors = unstacked(model, tensors, quantization)
     if model.transposed:
         tensors = _transposed(model, tensors)
     if modules is not None and model.pooler is not None and tensors:
@@ -238,7 +238,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _unstacked(
+def unstacked(
     model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None
 ) -> dict[str, TensorInfo]:
     """Replace each stacked tensor by a tensor for each expert. Raises CheckpointError."""

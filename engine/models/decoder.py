@@ -69,13 +69,17 @@ def with_predictor(
     names: Sequence[tuple[str, str]],
     *,
     tensors: tuple[str, str, str, str] = ("eh_proj", "enorm", "hnorm", "shared_head.norm"),
+    count: str = "num_nextn_predict_layers",
+    before_norm: bool = False,
+    **reads: bool,
 ) -> Model:
     """Return the model with the head that predicts the token after the next one, if the configuration has one.
     Only the first of several heads is declared.
 
-    body, mlp: of its layer. names: beginnings of its tensors in the checkpoint, and after `model.layers.0.`.
-    tensors: names of the projection, of the norms of embeddings and of hidden states, and of the final norm or ""."""
-    if not c.values.get("num_nextn_predict_layers"):
+    body, mlp: of its layer. names: beginnings of its tensors in the checkpoint, and in the layer. tensors: names of the
+    projection, of the norms of embeddings and of hidden states, and of the final norm or "". count: key of the number
+    of heads. before_norm: see `Predictor`. reads: fields of `PredictionInput`."""
+    if not c.values.get(count):
         return model
     norm = model.norm
     assert norm is not None, "a model with a prediction head has a final norm"
@@ -92,11 +96,10 @@ def with_predictor(
         shares_embedding=True,
         shares_head=True,
         prediction_input=PredictionInput(
-            projection=projection, token_norm=named(norm, of_token), state_norm=named(norm, of_state)
+            projection=projection, token_norm=named(norm, of_token), state_norm=named(norm, of_state), **reads
         ),
     )
-    moved = tuple((f"model.{before}", f"model.layers.0.{after}") for before, after in names)
-    return replace(model, predictor=Predictor(model=head, names=moved))
+    return replace(model, predictor=Predictor(model=head, names=tuple(names), before_norm=before_norm))
 
 
 def mask_buffers(c: Config, layers: str, attention: str) -> tuple[str, ...]:

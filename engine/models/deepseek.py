@@ -79,7 +79,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     model = replace(model, unread=(f"layers.{c.layers}.",))
     if is_v2 or indexed:
         return model
-    return with_predictor(model, c, attention, mlps[-1], [(f"layers.{c.layers}.", "")])
+    return with_predictor(model, c, attention, mlps[-1], [(f"model.layers.{c.layers}.", "")])
 
 
 def latent_attention(c: Config, *, interleaved: bool) -> LatentAttention:

@@ -4,14 +4,15 @@ checkpoint."""
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from engine.api.config import SpeculationMethod
 from engine.api.errors import CheckpointError, ConfigError
-from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.checkpoint import Checkpoint, read_checkpoint, unstacked
 from engine.models.eagle import EagleMethod, kept_layers, read_eagle
+from engine.models.headers import TensorInfo
 from engine.models.parts import FusedStates, Model, Predictor, recurrents
 from engine.models.quantized import read_quantization
+from engine.models.sources import join, prediction_path
 from engine.text.tokenizer import Tokenizer
 
 
@@ -20,7 +21,7 @@ def with_drafts(target: Checkpoint, method: SpeculationMethod, path: str, max_co
     the EAGLE head. Raises CheckpointError or ConfigError if it does not suit the target."""
     match method:
         case "mtp":
-            return replace(target, draft=prediction_head(target))
+            return _with_prediction_head(target)
         case "draft":
             return replace(target, draft=read_draft(path, target, max_context))
         case "eagle" | "eagle3":
@@ -29,6 +30,13 @@ def with_drafts(target: Checkpoint, method: SpeculationMethod, path: str, max_co
             return _with_eagle(target, method, Path(path))
         case _:
             return target
+
+
+def _with_prediction_head(target: Checkpoint) -> Checkpoint:
+    head, model = prediction_head(target), target.model
+    assert model.predictor is not None, "checked before"
+    layers = (len(model.blocks),) if model.predictor.before_norm else ()
+    return replace(target, draft=head, model=replace(model, kept_layers=layers))
 
 
 def _with_eagle(target: Checkpoint, method: EagleMethod, path: Path) -> Checkpoint:
@@ -70,36 +78,35 @@ def prediction_head(target: Checkpoint) -> Checkpoint:
             f"{target.path}: {target.architecture} has no prediction heads that are supported; set "
             "speculation.method to another value"
         )
-    tensors = _renamed(target.tensors, predictor)
-    if not any(name.startswith("model.layers.0.") for name in tensors):
+    model = replace(predictor.model, root=target.model.root, reads_media=target.model.media is not None)
+    tensors = _renamed(target.tensors, predictor, model)
+    if not any(name.startswith(prediction_path(model)) for name in tensors):
         raise CheckpointError(
             f"{target.path}: the checkpoint has no tensors of prediction heads ({predictor.names[0][0]}…); set "
             "speculation.method to another value"
         )
-    place = str(target.path / "config.json")
-    quantization = read_quantization(target.config, predictor.model, place)
-    return replace(
-        target,
-        model=predictor.model,
-        tensors=tensors,
-        quantization=None if quantization is None else quantization.named(tensors),
-    )
+    read = read_quantization(target.config, model, str(target.path / "config.json"))
+    quantization = None if read is None else read.named(tensors)
+    tensors = unstacked(model, tensors, quantization)
+    return replace(target, model=model, tensors=tensors, quantization=quantization)
 
 
-Item = TypeVar("Item")
-
-
-def _renamed(tensors: Mapping[str, Item], predictor: Predictor) -> dict[str, Item]:
+def _renamed(tensors: Mapping[str, TensorInfo], predictor: Predictor, model: Model) -> dict[str, TensorInfo]:
     """Return the tensors of a prediction head by their names in its model, with the embedding and the head. Its own
     copies of both, which some checkpoints have, are left out."""
-    model = predictor.model
-    shared = [f"{model.root}.{model.embed.name}.", *([] if model.head is None else [f"{model.head.name}."])]
-    found = {name: one for name, one in tensors.items() if name.startswith(tuple(shared))}
-    for before, after in predictor.names:
-        for name, one in tensors.items():
-            if name.startswith(before) and not name.removeprefix(before).startswith(COPIES):
-                found[after + name.removeprefix(before)] = one
+    shared = (f"{join(model.root, model.embed.name)}.", *([] if model.head is None else [f"{model.head.name}."]))
+    path, found = prediction_path(model), {name: one for name, one in tensors.items() if name.startswith(shared)}
+    # `names` are names of a whole model. In this checkpoint, the text model may have another prefix.
+    own = {_rerooted(before, predictor.model.root, model.root): after for before, after in predictor.names}
+    for name, one in tensors.items():
+        before = max((start for start in own if name.startswith(start)), key=len, default=None)
+        if before is not None and not name.removeprefix(before).startswith(COPIES):
+            found[f"{path}.{own[before]}{name.removeprefix(before)}"] = one
     return found
+
+
+def _rerooted(name: str, before: str, after: str) -> str:
+    return after + name.removeprefix(before) if name.startswith(f"{before}.") else name
 
 
 COPIES = ("embed_tokens.", "shared_head.head.")

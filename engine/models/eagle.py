@@ -28,6 +28,7 @@ from engine.models.parts import (
     RMSNorm,
     named,
 )
+from engine.models.quantized import Quantization
 from engine.models.rope import rope
 from engine.models.sources import join, shared_tensors
 
@@ -63,7 +64,8 @@ def read_eagle(path: str, target: Checkpoint, method: EagleMethod) -> Checkpoint
     except CheckpointError as error:
         raise CheckpointError(str(error).replace("config.json", str(file), 1)) from error
     tensors = _named_tensors(stored, target, model)
-    check_tensors(model, tensors, shared=shared_tensors(model))
+    quantization = _shared_quantization(target, model, tensors)
+    check_tensors(model, tensors, quantization, shared=shared_tensors(model))
     return Checkpoint(
         path=folder,
         architecture=architecture,
@@ -73,6 +75,7 @@ def read_eagle(path: str, target: Checkpoint, method: EagleMethod) -> Checkpoint
         dtype=target.dtype,
         eos_token_ids=(),
         tensors=tensors,
+        quantization=quantization,
     )
 
 
@@ -121,6 +124,7 @@ def _eagle(c: Config, stored: Mapping[str, TensorInfo], target: Checkpoint) -> M
         prediction_input=PredictionInput(
             projection="fc", token_norm=None, state_norm=None, bias="fc.bias" in stored, skips_first=False
         ),
+        reads_media=model.media is not None,
         shares_embedding=True,
         shares_head=True,
     )
@@ -164,6 +168,7 @@ def _eagle3(c: Config, stored: Mapping[str, TensorInfo], target: Model) -> Model
         ),
         kept_layers=(1,),
         unread=("t2d",),
+        reads_media=target.media is not None and not has_embedding,
         shares_embedding=not has_embedding,
     )
 
@@ -212,8 +217,22 @@ def _named_tensors(stored: Mapping[str, TensorInfo], target: Checkpoint, model: 
                 found[join(model.root, name)] = info
         else:
             found[name] = info
-    shared = shared_tensors(model)
-    return found | {name: info for name, info in target.tensors.items() if name in shared}
+    shared = tuple(f"{path}." for path in _shared_paths(model))
+    return found | {name: info for name, info in target.tensors.items() if name.startswith(shared)}
+
+
+def _shared_paths(model: Model) -> tuple[str, ...]:
+    return tuple(name.rpartition(".")[0] for name in sorted(shared_tensors(model)))
+
+
+def _shared_quantization(target: Checkpoint, model: Model, tensors: Mapping[str, TensorInfo]) -> Quantization | None:
+    """Return the formats of the tensors that are shared with a quantized target, which rank 0 reads whole if there are
+    several ranks."""
+    if target.quantization is None:
+        return None
+    shared = set(_shared_paths(model))
+    formats = {path: one for path, one in target.quantization.formats.items() if path in shared}
+    return replace(target.quantization, formats=formats).named(tensors)
 
 
 def _unsupported(config: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     )
     # Layers beyond the last, and `mtp` in K-EXAONE, predict several tokens. `with_predictor` declares the layer of GLM.
     model = replace(model, unread=("mtp.", f"layers.{c.layers}."))
-    return with_predictor(model, c, attention, experts, [(f"layers.{c.layers}.", "")]) if is_glm else model
+    return with_predictor(model, c, attention, experts, [(f"model.layers.{c.layers}.", "")]) if is_glm else model
 
 
 def _layers(c: Config, attention: Attention, architecture: str) -> tuple[Attention, ...]:

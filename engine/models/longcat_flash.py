@@ -2,7 +2,8 @@
 
 The experts have the same input as the first MLP of a layer, and their output is added at the end of the layer.
 Zero-computation experts return their input. Queries and latents are multiplied by sqrt(hidden / rank). Source:
-transformers modeling_longcat_flash.py; arXiv:2509.01322.
+transformers modeling_longcat_flash.py; arXiv:2509.01322. The prediction head `mtp` has a dense MLP (SGLang,
+longcat_flash_nextn.py).
 """
 
 import math
@@ -12,6 +13,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
+from engine.models.decoder import with_predictor
 from engine.models.deepseek import latent_attention
 from engine.models.parts import MLP, Embedding, Experts, Head, LatentAttention, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context
@@ -21,6 +23,7 @@ ARCHITECTURES = ("LongcatFlashForCausalLM",)
 _DEFAULTS: dict[str, Any] = {
     "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12_288, "hidden_act": "silu", "kv_lora_rank": 512,
     "max_position_embeddings": 131_072, "moe_topk": 12, "n_routed_experts": 512, "num_layers": 28,
+    "num_nextn_predict_layers": 1,
     "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-5,
     "rope_theta": 1e7, "routed_scaling_factor": 6.0, "v_head_dim": 128, "zero_expert_num": 256,
 }  # fmt: skip
@@ -42,14 +45,19 @@ def declare(config: Mapping[str, Any]) -> Model:
         ResidualBlock(before=named(norm, "input_layernorm.1"), body=second),
         ResidualBlock(before=named(norm, "post_attention_layernorm.1"), body=replace(mlp, name="mlps.1")),
     )
-    return Model(
+    model = Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),
         blocks=(layer,) * c.layers,
         norm=named(norm, "norm"),
         head=Head(tied=c.flag("tie_word_embeddings")),
         max_context=claimed_context(c, first.rope),
-        unread=("mtp.",),  # predicts several tokens
+        unread=("mtp.",),
     )
+    head = "model.mtp.layers.0."
+    renamed = {"enorm.m.": "enorm.", "hnorm.m.": "hnorm.", "transformer_layer.mlp.": "mlp."}
+    names = [(head, ""), ("model.mtp.norm.", "norm."), *((f"{head}{old}", new) for old, new in renamed.items())]
+    attention, tensors = replace(first, name="self_attn"), ("eh_proj", "enorm", "hnorm", "norm")
+    return with_predictor(model, c, attention, mlp, names, tensors=tensors, skips_first=False)
 
 
 def _attention(c: Config, number: int) -> LatentAttention:

@@ -2,6 +2,7 @@
 DeepSeek-V3's experts without shared ones.
 
 Source: transformers modeling_mimo_v2_flash.py. Layers with windows have twice as many KV heads.
+The prediction heads `mtp` have a window and a dense MLP (SGLang, mimo_v2_flash_nextn.py); the first is used.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
-from engine.models.decoder import llama_decoder
+from engine.models.decoder import llama_decoder, with_predictor
 from engine.models.grouped_experts import dense_first, grouped_experts
 from engine.models.parts import MLP, Attention, Model, RMSNorm
 from engine.models.rope import rope
@@ -33,6 +34,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_experts": 256,
     "num_experts_per_tok": 8,
     "num_key_value_heads": 4,
+    "num_nextn_predict_layers": 1,
     "rms_norm_eps": 1e-5,
     "sliding_window": 129,
     "topk_group": 1,
@@ -92,4 +94,14 @@ def declare(config: Mapping[str, Any]) -> Model:
         RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps")),
         positions=full.rope,
     )
-    return replace(made, unread=("mtp",))
+    head = "model.mtp.layers.0."
+    return with_predictor(
+        replace(made, unread=("mtp",)),
+        c,
+        windowed,
+        mlp,
+        [(head, ""), (f"{head}pre_mlp_layernorm.", "post_attention_layernorm.")],
+        tensors=("eh_proj", "enorm", "hnorm", "final_layernorm"),
+        before_norm=True,
+        skips_first=False,
+    )

@@ -1221,6 +1221,7 @@ class Model:
     streams: Streams | None = None
     predictor: "Predictor | None" = None  # head that predicts the token after the next one, if a checkpoint has it
     prediction_input: "PredictionInput | FusedStates | None" = None  # of a model that is such a head
+    reads_media: bool = False  # a head that reads the embeddings of the media of the model that it drafts for
     kept_layers: tuple[int, ...] = ()
     """Layers whose inputs are kept side by side for a head that drafts, or for its own next draft. The number of layers
     is the output of the last one."""
@@ -1249,6 +1250,7 @@ class PredictionInput:
     state_norm: Norm | None
     bias: bool = False
     skips_first: bool = True  # the embedding at position 0 is zero
+    states_first: bool = False  # the columns of W for the hidden state precede those for the embedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1271,11 +1273,11 @@ class FusedStates:
 class Predictor:
     """Head that predicts the token after the next one (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
 
-    It reads the model's hidden states after the final norm, and is declared as a model of one layer with
-    `prediction_input`. It shares the embedding and the head."""
+    It is declared as a model of one layer with `prediction_input`. It shares the embedding and the head."""
 
     model: Model
-    names: tuple[tuple[str, str], ...]  # beginnings of its tensors in the checkpoint, and in `model`
+    names: tuple[tuple[str, str], ...]  # beginnings of its tensors in the checkpoint, and in its layer
+    before_norm: bool = False  # it reads the model's hidden states before the final norm, not after it
 
 
 def attentions(model: Model) -> tuple[SelfAttention, ...]:

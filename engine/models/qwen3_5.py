@@ -14,6 +14,7 @@ from engine.models.qwen3_next import delta_net, hybrid, shared_experts
 
 ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 
+HEADS = "mtp_num_hidden_layers"
 _SAME: dict[str, Any] = {
     "full_attention_interval": 4,
     "head_dim": 256,
@@ -24,6 +25,7 @@ _SAME: dict[str, Any] = {
     "linear_num_value_heads": 32,
     "linear_value_head_dim": 128,
     "max_position_embeddings": 32768,
+    "mtp_num_hidden_layers": 1,
     "rms_norm_eps": 1e-6,
 }
 _DENSE: dict[str, Any] = {**_SAME, "num_key_value_heads": 4}
@@ -43,5 +45,5 @@ def declare(config: Mapping[str, Any]) -> Model:
     delta = replace(delta_net(c), projections="joined")
     if is_dense:
         mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation())
-        return hybrid(c, [mlp] * c.layers, delta)
-    return hybrid(c, [shared_experts(c, normalized=True)] * c.layers, delta)
+        return hybrid(c, [mlp] * c.layers, delta, HEADS)
+    return hybrid(c, [shared_experts(c, normalized=True)] * c.layers, delta, HEADS)

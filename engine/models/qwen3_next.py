@@ -2,7 +2,8 @@
 
 Norm weights of the hidden states, queries and keys are stored minus one; the norm of the DeltaNet is stored unchanged.
 
-Source: transformers modeling_qwen3_next.py.
+Source: transformers modeling_qwen3_next.py. The prediction head `mtp` has a layer of full attention (vLLM,
+qwen3_next_mtp.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
+from engine.models.decoder import with_predictor
 from engine.models.parts import (
     MLP,
     Attention,
@@ -44,6 +46,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_experts": 512,
     "num_experts_per_tok": 10,
     "num_key_value_heads": 2,
+    "num_nextn_predict_layers": 1,
     "rms_norm_eps": 1e-6,
     "shared_expert_intermediate_size": 512,
 }
@@ -54,7 +57,8 @@ def declare(config: Mapping[str, Any]) -> Model:
     experts = shared_experts(c, normalized=c.flag("norm_topk_prob"))
     act = c.activation()
     mlps = (MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=act), experts)
-    return hybrid(c, [mlps[sparse] for sparse in c.sparse_layers()], delta_net(c))
+    layers = [mlps[sparse] for sparse in c.sparse_layers()]
+    return hybrid(c, layers, delta_net(c), heads="num_nextn_predict_layers")
 
 
 def shared_experts(c: Config, *, normalized: bool) -> Experts:
@@ -73,8 +77,11 @@ def shared_experts(c: Config, *, normalized: bool) -> Experts:
     )
 
 
-def hybrid(c: Config, mlps: Sequence[MLP | Experts], delta: DeltaNet) -> Model:
-    """Return the model with these MLPs and this DeltaNet."""
+HEAD = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+
+
+def hybrid(c: Config, mlps: Sequence[MLP | Experts], delta: DeltaNet, heads: str = "") -> Model:
+    """Return the model with these MLPs and this DeltaNet. heads: key of the number of prediction heads."""
     eps, positions = c.number("rms_norm_eps"), rope(c, partial=0.25)
     attention = Attention(
         hidden=c.hidden,
@@ -97,7 +104,7 @@ def hybrid(c: Config, mlps: Sequence[MLP | Experts], delta: DeltaNet) -> Model:
 
     interval = c.whole("full_attention_interval")
     usual = tuple("linear_attention" if (i + 1) % interval else "full_attention" for i in range(c.layers))
-    return Model(
+    model = Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),
         blocks=tuple(map(block, c.layer_types(usual, tuple(mixers)), mlps)),
         norm=named(norm, "norm"),
@@ -105,6 +112,10 @@ def hybrid(c: Config, mlps: Sequence[MLP | Experts], delta: DeltaNet) -> Model:
         max_context=claimed_context(c, positions),
         unread=("mtp.",),
     )
+    if not heads:
+        return model
+    names = [("mtp.layers.0.", ""), *((f"mtp.{name}.", f"{name}.") for name in HEAD)]
+    return with_predictor(model, c, attention, mlps[-1], names, tensors=HEAD, count=heads, skips_first=False)
 
 
 def delta_net(c: Config) -> DeltaNet:

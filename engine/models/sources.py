@@ -860,11 +860,10 @@ def _bias_sources(branch: ResidualBlock, root: str) -> Shapes:
 
 def harmless(model: Model, name: str) -> bool:
     """Return whether a tensor that is not declared may be ignored: rotary frequencies stored by old exporters, a copy
-    of
-    a tied head, and tensors that the model leaves unread."""
+    of a tied head, and tensors that the model leaves unread, in the text model or beside it."""
     if name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")):
         return True
-    if name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread:
+    if name.startswith((*model.unread, *(join(model.root, one) for one in model.unread))):
         return True
     if model.media is not None:
         towers = (one.tower for one in model.media.towers)

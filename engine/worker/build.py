@@ -243,7 +243,7 @@ def _built(
     draft_bytes = 0 if draft_model is None else draft_model.weight_bytes
 
     def drafter(blocks: int) -> Drafter | None:
-        return None if draft is None or draft_model is None else draft.drafter(draft_model, table, blocks)
+        return None if draft is None or draft_model is None else draft.drafter(draft_model, table, blocks, media)
 
     if config.hardware.kernels == "triton":
         assert isinstance(text_model, TextModel), "checked with the kernels"
@@ -264,7 +264,9 @@ def _built(
         with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
-            states = allocate_states(text_model.states, config.scheduling.slots, snapshots or 0, device)
+            states = allocate_states(
+                text_model.states, config.scheduling.slots, snapshots or 0, device, drafts=config.speculation.enabled
+            )
             if isinstance(text_model, TextModel) and text_model.pooler is not None:
                 runner = PooledRunner(text_model, form, pages, table, states, media)
             else:

@@ -90,7 +90,7 @@ def device_parts(
     if text_model.pooler is not None:
         pooler = FusedPooler(text_model.pooler, slots=slots, hidden=embed.hidden, device=device)
     snapshots = num_snapshots(text_model.states, slots, prefix_cache=config.cache.prefix)
-    states = allocate_states(text_model.states, slots, snapshots or 0, device)
+    states = allocate_states(text_model.states, slots, snapshots or 0, device, drafts=config.speculation.enabled)
     return DeviceParts(FusedModel(text_model, scales), form, table, device_table, pooler, states, media)
 
 

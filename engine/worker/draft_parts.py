@@ -11,6 +11,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.draft import with_drafts
 from engine.sampling.noise import Noise
 from engine.worker.drafting import Drafter, DraftModel, FusedDraft, Passes, PredictionHead
+from engine.worker.media import MediaStore
 from engine.worker.table import RequestTable
 
 
@@ -22,8 +23,8 @@ class DraftParts:
     group: int  # number of the target's block table that it uses
     is_head: bool  # of the target: it reads the target's hidden states
 
-    def drafter(self, model: TextModel, table: RequestTable, blocks: int) -> Drafter:
-        """Allocate the pages of the loaded model, for as many blocks as the target has."""
+    def drafter(self, model: TextModel, table: RequestTable, blocks: int, media: MediaStore | None) -> Drafter:
+        """Allocate the pages of the loaded model, for as many blocks as the target has. media: of the target."""
         vocab = table.columns.vocab
         passes = Passes(
             model if model.target.executor != "triton" else FusedDraft(model),
@@ -34,7 +35,9 @@ class DraftParts:
             vocab=vocab,
             ahead=1 if self.is_head else 0,
         )
-        return PredictionHead(passes) if self.is_head else DraftModel(passes)
+        if not self.is_head:
+            return DraftModel(passes)
+        return PredictionHead(passes, media if self.checkpoint.model.reads_media else None)
 
 
 def read_draft_parts(

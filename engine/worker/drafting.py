@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from engine.core.plan import Row, StepPlan, StepResult
-from engine.layers.batch import Batch
+from engine.layers.batch import Batch, MediaRows
 from engine.layers.fused import DeviceStep, FusedModel
 from engine.layers.model import TextModel
 from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
 from engine.worker.batch import build_batch
+from engine.worker.media import MediaStore
 from engine.worker.table import RequestTable
 
 
@@ -71,6 +72,7 @@ class FusedDraft:
             singles=1 in batch.count,
             spans=max(batch.count) > 1,
             draft_inputs=batch.states,
+            media=batch.media,
         )
         hidden, self.kept_states, _ = self._fused.forward_all(step)
         return hidden
@@ -122,8 +124,9 @@ class Passes:
             for group, own in enumerate(self._tables):
                 own[slots] = self._blocks[slots] * len(self._tables) + group
 
-    def forward(self, rows: Sequence[DraftRow], states: Tensor | None = None) -> Tensor:
-        """Return the hidden states of all tokens of the rows. states: [tokens, hidden], for a prediction head."""
+    def forward(self, rows: Sequence[DraftRow], states: Tensor | None = None, media: MediaRows | None = None) -> Tensor:
+        """Return the hidden states of all tokens of the rows. states: [tokens, hidden], for a prediction head. media:
+        embeddings of images, which replace the embeddings of their tokens."""
         table, first = self._table, np.array([row.first for row in rows])
         batch = build_batch(
             np.array([row.slot for row in rows]),
@@ -138,7 +141,7 @@ class Passes:
         last = self._model.model.embed.vocab - 1
         if last < self._vocab - 1:  # ids beyond the draft model's vocabulary are padding of the target's
             batch = replace(batch, ids=batch.ids.clamp(max=last))
-        return self._model.forward(replace(batch, states=states), self._pages)
+        return self._model.forward(replace(batch, states=states, media=media), self._pages)
 
     def head_states(self, states: Tensor) -> Tensor:
         """Return the inputs of a head for these hidden states of the target, [tokens, hidden]."""
@@ -240,10 +243,12 @@ class PredictionHead:
     """Prediction or EAGLE head of the target. At each position, it reads the hidden state there and the token after it,
     and predicts the token after that one. For further drafts, it reads its own hidden states.
 
-    The last position of a cached prefix was computed with the next token of the request that cached it."""
+    The last position of a cached prefix was computed with the next token of the request that cached it.
 
-    def __init__(self, passes: Passes) -> None:
-        self.passes = passes
+    media: of a target that reads media. A token of an item that no step has needed yet is read as text."""
+
+    def __init__(self, passes: Passes, media: MediaStore | None = None) -> None:
+        self.passes, self._media = passes, media
 
     def run(self, plan: StepPlan, result: StepResult, hidden: Tensor) -> dict[int, tuple[int, ...]]:
         """Implement `Drafter.run`."""
@@ -257,8 +262,10 @@ class PredictionHead:
             start += row.count
         drafts: dict[int, tuple[int, ...]] = {}
         states = self.passes.head_states(torch.cat(kept) if kept else hidden[:0])
+        media = self._media_of(rows)
         while rows:
-            own = self.passes.forward(rows, states)
+            own = self.passes.forward(rows, states, media)
+            media = None  # drafts follow the prompt
             last = np.cumsum([row.end - row.first for row in rows]) - 1
             at = [number for number, row in enumerate(rows) if row.drafts]
             if not at:
@@ -274,6 +281,12 @@ class PredictionHead:
             rows = [row for row in made if row is not None and row.drafts]
             states = further[going]
         return drafts
+
+    def _media_of(self, rows: Sequence[DraftRow]) -> MediaRows | None:
+        """Return the embeddings of the tokens that follow the positions of these rows."""
+        if self._media is None:
+            return None
+        return self._media.kept_rows([(row.slot, row.first + 1, row.end - row.first) for row in rows])
 
 
 def known_end(row: Row, index: int, result: StepResult) -> int:

@@ -127,6 +127,19 @@ class MediaStore:
         replies = all(count == 1 and self._follows_prompt(slot, first) for slot, first, count, _ in places)
         return StepMedia(media, self._axes(places, total), self._spans(places, total), failed, counts, replies)
 
+    def kept_rows(self, places: Sequence[tuple[int, int, int]]) -> MediaRows | None:
+        """Return the embeddings that are kept of the tokens of rows: (slot, first position, count)."""
+        tokens, chosen, start = [], [], 0
+        for number, (slot, first, count) in enumerate(places):
+            for piece in self._pieces(number, slot, first, count, start):
+                if (found := self._kept.get(piece.item.digest)) is not None:
+                    tokens.append(np.arange(piece.token, piece.token + piece.count))
+                    chosen.append(found[piece.first : piece.first + piece.count])
+            start += count
+        if not chosen:
+            return None
+        return MediaRows(torch.from_numpy(np.concatenate(tokens)).to(self._device), torch.cat(chosen))
+
     @property
     def deltas(self) -> dict[int, int]:
         """Return the difference of M-RoPE positions of a reply's tokens and their positions, by slot."""

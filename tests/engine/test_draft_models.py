@@ -15,6 +15,7 @@ from engine.core.plan import StepPlan, StepResult
 from engine.core.records import PlanMade, read_records
 from engine.core.replay import main as replay
 from engine.llm import LLM, Generation
+from engine.worker.ranked import RankedWorker
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
 from tests.engine.adapters import random_pairs, write_adapter
@@ -79,7 +80,8 @@ Drafts = list[tuple[int, int, tuple[int, ...]]]  # slot, known tokens, drafts
 
 def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Drafts:
     """Return a list to which the drafts of each row are added."""
-    drafter, made = llm._worker._runner._draft, Drafts()
+    worker = llm._worker._own if isinstance(llm._worker, RankedWorker) else llm._worker
+    drafter, made = worker._runner._draft, Drafts()
     run = drafter.run
 
     def spy(plan: StepPlan, result: StepResult, hidden: torch.Tensor) -> dict[int, tuple[int, ...]]:

@@ -386,7 +386,9 @@ def test_a_tied_head_and_biases_of_the_target_are_shared(path: Path, tmp_path: P
     assert check_drafts(made, [PROMPT], replies, reference.drafts) > 8
 
 
-def test_an_embedding_in_blocks_of_gguf_is_shared(path: Path, target: Path, tmp_path: Path):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_embedding_in_blocks_of_gguf_is_shared(ranks: int, path: Path, target: Path, tmp_path: Path):
+    """Rank 0 of several reads it whole for the head."""
     reference, kind = Reference(target), gguf.GGMLQuantizationType.Q5_0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test_gguf, "random_model", lambda *given, **more: reference.target)
@@ -396,7 +398,7 @@ def test_an_embedding_in_blocks_of_gguf_is_shared(path: Path, target: Path, tmp_
     table.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(table.numpy(), kind), kind)))
     head = "eagle", reference.save(tmp_path / "head"), reference
     params = msgspec.structs.replace(lookup.requests("greedy", 1)[0], max_tokens=8)
-    with engine(tmp_path / "target", head, best()) as llm, pytest.MonkeyPatch.context() as patch:
+    with engine(tmp_path / "target", head, best(), tensor=ranks) as llm, pytest.MonkeyPatch.context() as patch:
         made = spied(llm, patch)
         replies = llm.generate([PROMPT], params)
     assert check_drafts(made, [PROMPT], replies, reference.drafts) > 8

@@ -18,6 +18,7 @@ from appliance.bundle.sbom import sbom, system_components
 from appliance.checkpoints.digest import Digest
 from appliance.cli.main import main
 from appliance.config import exits
+from tests.appliance.deployment.manifests import write_random_adapter
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "manifests" / "demo.yaml"
@@ -223,3 +224,31 @@ def test_serve_refuses_options_of_bundles_that_cannot_be_used(words, said, capsy
     assert main(["serve", *words]) == exits.MANIFEST.number
     found = capsys.readouterr().err
     assert found.startswith(said) and "A model is" not in found
+
+
+def test_a_bundle_has_adapters_and_the_draft_model(tmp_path, capsys):
+    """Their files are verified by the lock of the unpacked manifest."""
+    shutil.copytree(DEMO.parent / "demo", tmp_path / "demo")
+    shutil.copytree(tmp_path / "demo", tmp_path / "small")
+    write_random_adapter(tmp_path / "demo", tmp_path / "support")
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text(
+        "apiVersion: slipway/v2\nmodel: {source: {path: demo}, max_context: 64}\nhardware: {kv_cache_memory: 4MiB}\n"
+        "adapters: [{name: org/support, path: support}]\nspeculation: {method: draft, model: small}\n"
+    )
+    (tmp_path / "sbom.json").write_text("{}")
+    path, out = tmp_path / "m.bundle.tar", tmp_path / "out"
+    assert main(["bundle", str(manifest), "-o", str(path), "--sbom", str(tmp_path / "sbom.json")]) == 0
+    assert unpack(path, out) == 0
+    tree = yaml.safe_load((out / "manifest.yaml").read_text())
+    assert tree["adapters"] == [{"name": "org/support", "path": "adapters/org-support"}]
+    assert tree["speculation"]["model"] == "draft/small"
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (out / "adapters/org-support" / name).read_bytes() == (tmp_path / "support" / name).read_bytes()
+    shutil.rmtree(tmp_path / "support")
+    assert main(["lock", "--check", str(out / "manifest.yaml")]) == 0
+    assert main(["check", str(out / "manifest.yaml")]) == 0
+    adapter = out / "adapters/org-support/adapter_model.safetensors"
+    adapter.write_bytes(adapter.read_bytes()[:-1] + b"\1")
+    assert main(["lock", "--check", str(out / "manifest.yaml")]) != 0
+    assert "adapter_model.safetensors" in capsys.readouterr().err

@@ -3,6 +3,7 @@ manifest in them."""
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,18 @@ from appliance.deployment.kserve import kserve
 from appliance.deployment.kubernetes import kubernetes
 from appliance.deployment.leaderworkerset import leaderworkerset
 from appliance.deployment.ray import ray
+from appliance.deployment.systemd import layout as systemd_layout
+from appliance.deployment.systemd import systemd
 from appliance.server.admin.health import router as health
-from tests.appliance.deployment.manifests import CPU, GPU, PLATFORM, deployed, write_demo, write_manifest
+from tests.appliance.deployment.manifests import (
+    CPU,
+    GPU,
+    PLATFORM,
+    deployed,
+    write_demo,
+    write_manifest,
+    write_random_adapter,
+)
 from tests.appliance.deployment.objects import check, check_schema, pods
 from tests.manifests.shapes import make_checkpoint
 
@@ -211,3 +222,52 @@ def test_a_ray_service_has_the_devices_of_the_plan_and_an_application(tmp_path: 
         "SCHEME = 'https'" in source and '"/etc/slipway/manifest.yaml"' in source and application["route_prefix"] == "/"
     )
     assert "class Slipway" in source and deployment["name"] == "Slipway"
+
+
+def with_adapters(manifest: Path) -> Path:
+    """Add two adapters with equal labels and two folders of adapters to the manifest."""
+    checkpoint = manifest.parent / "demo"
+    for name in ("first", "second"):
+        write_random_adapter(checkpoint, manifest.parent / name)
+    text = manifest.read_text()
+    adapters = "{name: a.b, path: first}, {name: a/b, path: second}"
+    manifest.write_text(
+        f"{text}adapters: [{adapters}]\nadapter_loading: {{max_active: 1, folders: [more, /models/own]}}\n"
+    )
+    (manifest.parent / "more").mkdir()
+    return manifest
+
+
+def test_adapters_are_mounted_below_models(on_cpu: Path) -> None:
+    one, folder = deployed(with_adapters(on_cpu), "cpu:4:16GiB"), on_cpu.parent
+    tree = yaml.safe_load(one.files["manifest.yaml"])
+    assert [each["path"] for each in tree["adapters"]] == ["/models/adapters/a-b", "/models/adapters/a-b-1"]
+    assert tree["adapter_loading"]["folders"] == ["/models/adapter-folders/0", "/models/own"]
+    volumes = compose(one)["services"]["slipway"]["volumes"]
+    assert f"{folder}/second:/models/adapters/a-b-1:ro" in volumes and f"{folder}/demo:/models/demo:ro" in volumes
+    assert f"{folder}/more:/models/adapter-folders/0:ro" in volumes
+    for render in KUBERNETES.values():
+        (pod,) = pods(render(replace(one, model="")))
+        assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+    local = deployed(on_cpu, "cpu:4:16GiB", systemd_layout("m"))
+    tree = yaml.safe_load(local.files["manifest.yaml"])
+    assert [each["path"] for each in tree["adapters"]] == [str(folder / "first"), str(folder / "second")]
+    unit = systemd(local)["m.service"]
+    assert all(f"BindReadOnlyPaths={folder / name}" in unit.replace('"', "") for name in ("first", "second", "more"))
+
+
+def test_a_draft_model_is_mounted_below_models(on_cpu: Path) -> None:
+    shutil.copytree(on_cpu.parent / "demo", on_cpu.parent / "small")
+    on_cpu.write_text(on_cpu.read_text() + "speculation: {method: draft, model: small}\n")
+    one = deployed(on_cpu, "cpu:4:16GiB")
+    assert yaml.safe_load(one.files["manifest.yaml"])["speculation"]["model"] == "/models/draft/small"
+    assert f"{on_cpu.parent}/small:/models/draft/small:ro" in compose(one)["services"]["slipway"]["volumes"]
+
+
+@pytest.mark.parametrize("target", PLATFORMS)
+def test_platforms_refuse_local_adapters(target: str, on_cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = with_adapters(write_manifest(on_cpu.parent, PLATFORM))
+    command = ["render", target, str(manifest), "--hardware", "cpu:4:16GiB", "-o", str(on_cpu.parent / "out")]
+    image = ["--image", "slipway:1"] if "image" in TARGETS[target].options else []
+    assert main([*command, *image, *OPTIONS.get(target, [])]) == exits.MANIFEST.number
+    assert "give the adapters a uri in place of path" in capsys.readouterr().err

@@ -43,11 +43,14 @@ def test_requests_and_snapshots_have_a_slot_each(config, running, prefix, slots,
     assert engine["memory"]["ranks"][0]["states"] == memory["states"] < memory["workspace"]
 
 
-def test_drafts_are_off_where_auto_finds_no_method(tmp_path, capsys):
-    engine, _ = planned(manifest(tmp_path, MAMBA, "speculation: {method: auto}\n"), capsys)
-    assert engine["speculation"]["method"] == "off" and not engine["speculation"]["adaptive"]
-    assert main(["plan", str(manifest(tmp_path, MAMBA, "speculation: {method: auto}\n"))]) == 0
-    assert "auto → off" in capsys.readouterr().out
+def test_a_request_with_drafts_has_a_second_slot(tmp_path, capsys):
+    drafting = "speculation: {method: auto}\n" + scheduling(5)
+    engine, memory = planned(manifest(tmp_path, MAMBA, drafting), capsys)
+    assert engine["speculation"]["method"] == "suffix" and engine["speculation"]["adaptive"]
+    assert memory["state_slots"] == 2 * 5 + 16 + 1 and memory["states"] == 27 * 2 * LAYER
+    assert main(["plan", str(manifest(tmp_path, MAMBA, drafting))]) == 0
+    said = capsys.readouterr().out
+    assert "auto → suffix" in said and "10 slots for requests and 16 for snapshots" in said
 
 
 def test_a_model_without_attention_has_no_kv_cache(tmp_path, capsys):

@@ -97,7 +97,7 @@ class Device:
         self.memory = {}
         self.table = {}
         self.snapshots = snapshots
-        self.states, self.saved = {}, {}
+        self.states, self.saved, self.kept = {}, {}, {}
 
     def run(self, plan, salts):
         """`salts[i]` is what else the contents of row i depend on."""
@@ -118,7 +118,8 @@ class Device:
             self._read(row, values[row.slot])
         if self.snapshots is not None:
             self._run_states(plan, values)
-        assert self.snapshots is not None or not (plan.restored or plan.saved), "snapshots of a model without state"
+        copies = plan.restored or plan.saved or plan.kept or plan.returned
+        assert self.snapshots is not None or not copies, "copies of states of a model without state"
         sampled = [self._sample(row) for row in plan.rows]
         further = {at: tokens[1:] for at, tokens in enumerate(sampled) if len(tokens) > 1}
         drafts = {at: self._draft(row) for at, row in enumerate(plan.rows) if row.lookahead}
@@ -129,6 +130,13 @@ class Device:
         for snapshot, slot in plan.restored:
             assert slot in {new.slot for new in plan.new}, "a state is restored under a running request"
             self.states[slot] = self.saved[snapshot]
+        assert not set(plan.kept) & set(plan.returned), "a state is kept and returned"
+        assert len(set(plan.kept)) == len(plan.kept), "a state is kept twice"
+        assert not {new.slot for new in plan.new} & {*plan.kept, *plan.returned}, "a request begins with a kept state"
+        for slot in plan.kept:
+            self.kept[slot] = self.states[slot]
+        for slot in plan.returned:
+            self.states[slot] = self.kept[slot]
         for row in plan.rows:
             mine = values[row.slot]
             found = self.states.get(row.slot) if row.first else None
@@ -139,6 +147,7 @@ class Device:
         for slot, snapshot in plan.saved:
             assert 1 <= snapshot <= self.snapshots, f"a copy to snapshot {snapshot}"
             assert slot in {row.slot for row in plan.rows}, "a state is saved that the step did not compute"
+            assert not any(row.drafts for row in plan.rows if row.slot == slot), "a state with drafts is saved"
             self.saved[snapshot] = self.states[slot]
 
     def _write(self, row, salt, values, writers):

@@ -8,6 +8,7 @@ import pytest
 
 from engine.api.events import AdapterMissing
 from engine.api.messages import Sampling, Submit
+from engine.core.adapters import Adapters
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepPlan, StepResult
 from engine.core.scheduler import Scheduler
@@ -236,3 +237,15 @@ def test_without_slots_every_adapter_has_its_own_from_the_start() -> None:
     assert [new.adapter for new in plan.new] == [1, 0, -1]
     assert plan.adapters == ()
     assert all(sequence.state is State.RUNNING for sequence in scheduler._by_id.values())
+
+
+def test_a_reserved_slot_is_free_for_its_adapter_alone() -> None:
+    adapters = Adapters(("a", "b", "c"), 1)
+    for version, own in adapters.state.versions.items():
+        adapters.add(version)
+        own.ready = True
+    slot = adapters.find_slot(0, started=False)
+    assert slot == 0 and adapters.start(0, slot)
+    assert adapters.find_slot(1, started=False) is None
+    adapters.end(0, started=True)
+    assert adapters.find_slot(2, started=False) is None and adapters.find_slot(1, started=False) == 0

@@ -4,6 +4,7 @@ import pytest
 
 from engine.core.draft_control import (
     DRAFTED_STEPS,
+    FIRST_DRAFT,
     FIRST_PAUSE,
     LAST_PAUSE,
     MISSES,
@@ -145,3 +146,10 @@ def test_a_request_without_matches_pauses():
         assert found.resume == 0
         found.proposed(0, 100 + length)
     assert found.resume == 100 + MISSES - 1 + FIRST_PAUSE
+
+
+def test_the_first_draft_of_a_request_is_short():
+    acceptance = Acceptance()
+    assert acceptance.length(0.2, 10) == acceptance.length(0.0, 10) == FIRST_DRAFT
+    acceptance.verified(4, 4)
+    assert acceptance.length(0.2, 10) > FIRST_DRAFT and acceptance.length(0.0, 10) is None

@@ -10,11 +10,12 @@ from engine.api.config import SpeculationConfig
 from engine.api.errors import ConfigError
 from engine.api.messages import Sampling, Submit
 from engine.core.config import SchedulerConfig
-from engine.core.draft_control import LoadLevel
+from engine.core.draft_control import FIRST_DRAFT, LoadLevel
 from engine.core.drafting import Drafting
 from engine.core.plan import Row, StepPlan, StepResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, State
+from engine.kv import snapshots
 
 
 def config(method, **more):
@@ -38,6 +39,8 @@ LOADS = [
     )
 ] + [Load(7, (None,), max_step_tokens=7, abort=0.9, same_prompts=1, salts=("",), resumed=0.0, replies=(30,))]
 
+RECURRENT = [replace(load, snapshots=snapshots) for load, snapshots in zip(LOADS, (6, 20, 0, 9), strict=False)]
+
 PAUSING = replace(LOADS[0], requests=40, replies=(60,))  # adaptive drafts of some requests pause
 
 
@@ -48,6 +51,30 @@ def test_streams_with_drafts_are_right(method, load):
     counters = outcome.scheduler.counters
     assert 0 < counters.accepted_tokens < counters.draft_tokens
     assert sum(counters.accepted_at) == counters.accepted_tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("load", RECURRENT, ids=lambda load: str(load.seed))
+def test_streams_of_recurrent_models_with_drafts_are_right(method, load, monkeypatch):
+    """Snapshots are due every 12 tokens, and steps with drafts end before them."""
+    monkeypatch.setattr(snapshots, "INTERVAL", 12)
+    outcome = simulate(replace(load, speculation=METHODS[method]))
+    counters = outcome.scheduler.counters
+    assert 0 < counters.accepted_tokens < counters.draft_tokens
+
+
+def test_a_preempted_request_does_not_return_to_a_kept_state():
+    layout = make_layout((None,))
+    scheduler = Scheduler(
+        SchedulerConfig(layout=layout, blocks=40, max_context=90, snapshots=3, speculation=METHODS["ngram"])
+    )
+    scheduler.submit(Submit("r", (1, 2, 3), Sampling(), 9), 0.0)
+    planned = scheduler.plan(0.0)
+    scheduler.apply(StepResult(1, (4,)), 1.0)
+    (sequence,) = planned.sequences
+    sequence.stale = True
+    scheduler._preempt(sequence)
+    assert scheduler.plan(2.0).plan.returned == () and not sequence.stale
 
 
 @pytest.mark.parametrize("policy", ["priority", "fair"])
@@ -97,11 +124,23 @@ def test_a_step_that_drafts_after_a_pause_is_not_measured():
     assert (level.plain_steps, level.plain, level.drafted_steps) == (1, 0.5, 0)
 
 
+def test_computing_tokens_again_counts_as_a_cost_of_drafts():
+    """A step of a recurrent model after a rejected draft, without and with a new draft."""
+    drafting = Drafting(config("ngram", adaptive=True), shared=False)
+    rows = Row(0, 4, 1, True, ()), Row(0, 5, 3, True, ()), Row(0, 8, 5, True, (), (1, 2))
+    for step, (row, seconds) in enumerate(zip(rows, (1.0, 9.0, 1.6), strict=True)):
+        plan = StepPlan(step, (), (), (row,), returned=(0,) if row.count > 1 else ())
+        drafting.measure(plan, 20.0 * step, 20.0 * step + seconds, running=False)
+    (level,) = drafting.control.state.levels.values()
+    assert (level.plain_steps, level.plain, level.drafted_steps) == (1, 1.0, 1)
+    assert level.token == pytest.approx(0.3)
+
+
 def test_a_model_drafts_as_many_tokens_as_pay():
     drafting, sequence = Drafting(config("mtp", adaptive=True), shared=False), request([1, 2], "", -1)
-    assert drafting.lookahead(sequence, 9, 1) == 5, "unmeasured drafts are tried"
+    assert drafting.lookahead(sequence, 9, 1) == FIRST_DRAFT == 4, "unmeasured drafts are tried"
     level = drafting.control.state.levels[1] = LoadLevel(plain=1.0, token=0.5, drafted_steps=9)
-    assert drafting.lookahead(sequence, 9, 1) == 5 and sequence.acceptance.resume == 0
+    assert drafting.lookahead(sequence, 9, 1) == FIRST_DRAFT and sequence.acceptance.resume == 0
     sequence.acceptance.accepted = sequence.acceptance.tried * 0.8
     assert drafting.lookahead(sequence, 9, 1) == 3, "0.8 ** 4 < 0.5"
     level.token = 0.9
@@ -281,6 +320,48 @@ FAULTS = [
 def test_injected_fault_of_drafts_is_detected(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
-        for load in (*LOADS, PAUSING):
-            for method in ("suffix", "auto", "mtp"):
+        for load in (*LOADS, PAUSING, replace(PAUSING, draft_cost=0.12)):
+            for method in ("suffix", "auto", "mtp", "mtp auto"):
                 simulate(replace(load, speculation=METHODS[method]))
+
+
+def drafts_that_are_not_rolled_back(monkeypatch):
+    monkeypatch.setattr(SchedulerConfig, "rolls_back", False)
+
+
+def states_not_returned(monkeypatch):
+    def make(right):
+        def return_state(self, draft, sequence, drafts=()):
+            right(self, draft, sequence, drafts)
+            draft.returned.clear()
+
+        return return_state
+
+    wrap(monkeypatch, Scheduler, "_return_state", make)
+
+
+def states_kept_once(monkeypatch):
+    def make(right):
+        def return_state(self, draft, sequence, drafts=()):
+            right(self, draft, sequence, drafts)
+            if sequence.accepted_tokens:
+                draft.kept.clear()
+
+        return return_state
+
+    wrap(monkeypatch, Scheduler, "_return_state", make)
+
+
+RECURRENT_FAULTS = [
+    drafts_that_are_not_rolled_back,
+    states_not_returned,
+    states_kept_once,
+]
+
+
+@pytest.mark.parametrize("plant", RECURRENT_FAULTS, ids=lambda plant: plant.__name__)
+def test_injected_fault_of_recurrent_states_is_detected(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        for load in RECURRENT:
+            simulate(replace(load, speculation=METHODS["ngram"]))

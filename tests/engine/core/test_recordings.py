@@ -116,9 +116,11 @@ class PlansTwice(Scheduler):
     ],
     ids=("suffix", "auto", "mtp"),
 )
-def test_a_restored_scheduler_plans_the_same_drafts(speculation: SpeculationConfig) -> None:
+@pytest.mark.parametrize("snapshots", [None, 5], ids=("attention", "stale states"))
+def test_a_restored_scheduler_plans_the_same_drafts(speculation: SpeculationConfig, snapshots: int | None) -> None:
     PlansTwice.drafts = 0
-    simulate(Load(3, (None,), requests=16, replies=(30,), scheduler=PlansTwice, speculation=speculation))
+    load = Load(3, (None,), requests=16, replies=(30,), scheduler=PlansTwice, speculation=speculation)
+    simulate(replace(load, snapshots=snapshots))
     assert PlansTwice.drafts > 60
 
 
