@@ -75,7 +75,7 @@ from engine.models.stored import native_paths
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.files import has_tokenizer
-from engine.worker.build import DTYPES, build_worker
+from engine.worker.build import build_worker
 from engine.worker.profiler import TorchTrace
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, tiling

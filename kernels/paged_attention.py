@@ -168,7 +168,8 @@ def paged_attention(
         rows, whole = bucket.tokens.shape[0], bucket.tokens.shape[0] == q.shape[0]
         some = q if whole else q.index_select(0, bucket.tokens)
         keys, values = (
-            read(flat.index_select(0, plane), q.dtype).view(rows, -1, pages.shape[-2], q.shape[-1]) for plane in planes[layer]
+            read(flat.index_select(0, plane), q.dtype).view(rows, -1, pages.shape[-2], q.shape[-1])
+            for plane in planes[layer]
         )
         result = _decode(some, keys, values, bucket, scale, softcap, sinks, slopes, biases)
         if whole:

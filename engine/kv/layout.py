@@ -20,6 +20,7 @@ from engine.models.parts import Indexer, LatentAttention, Model, PageWriter, pag
 
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
 
+
 class PageSizes(TypedDict):
     """Sizes of the numbers of a KV cache, arguments of `layout`."""
 

@@ -175,7 +175,8 @@ def _names(file: Path, kind: str, layers: int) -> Callable[[str], str]:
         path, _, last = name.rpartition(".")
         if last not in ("weight", "bias"):  # a number for each head or expert
             path, last = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
-        found, shared = known.get_name(path), _SHARED.fullmatch(path)
+        found = known.get_name(path) or known.get_name(path.removeprefix("transformer."))  # BLOOM
+        shared = _SHARED.fullmatch(path)
         if shared is not None:
             found = f"blk.{shared[1]}.ffn_{shared[2]}_shexp"
         return f"{found}.{last}" if found else ""

@@ -446,10 +446,7 @@ def _qwen3_next(keys: Keys) -> Settings:
     return {
         **_qwen2_moe(keys),
         "norm_topk_prob": True,
-        "mlp_only_layers": [],
-        "layer_types": [
-            "linear_attention" if layer in recurrent else "full_attention" for layer in range(keys.layers)
-        ],
+        "layer_types": ["linear_attention" if layer in recurrent else "full_attention" for layer in range(keys.layers)],
         "linear_conv_kernel_dim": keys.positive("ssm.conv_kernel"),
         "linear_key_head_dim": keys.positive("ssm.state_size"),
         "linear_num_key_heads": keys.positive("ssm.group_count"),
@@ -641,7 +638,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "gptneox": Family(
             ("GPTNeoXForCausalLM",),
-            lambda keys: {"use_parallel_residual": bool(keys.get("use_parallel_residual", True))},
+            lambda keys: {
+                "attention_bias": keys.has_in_layer("attn_qkv.bias"),
+                "use_parallel_residual": bool(keys.get("use_parallel_residual", True)),
+            },
             norm="layer_norm_eps",
             layer_norm=True,
         ),

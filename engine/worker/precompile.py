@@ -120,9 +120,7 @@ def parts_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tu
     """Return the components and the model of a worker with random weights on this device."""
     checkpoint = read_checkpoint(config.model.path, weights=False, task=config.model.task)
     model, dtype = checkpoint.model, DTYPES[config.model.dtype]
-    form = layout(
-        model, block_tokens=config.cache.block_tokens, **page_sizes(config.quantization.kv_cache)
-    )
+    form = layout(model, block_tokens=config.cache.block_tokens, **page_sizes(config.quantization.kv_cache))
     options = {
         "bits": config.quantization.weights,
         "invariant": config.hardware.batch_invariant,
@@ -192,7 +190,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("checkpoint", nargs="*", type=Path, help="folder with a config.json")
     parser.add_argument("--config", type=Path, help="JSON file with the configuration of an engine, instead")
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float16", "float32"), default=["bfloat16"])
-    parser.add_argument("--kv-dtype", nargs="+", choices=("auto", "fp8", *CODED), default=["auto"], help="auto: as --dtype")
+    parser.add_argument(
+        "--kv-dtype", nargs="+", choices=("auto", "fp8", *CODED), default=["auto"], help="auto: as --dtype"
+    )
     parser.add_argument("--weights", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as stored")
     parser.add_argument("--invariant", nargs="+", choices=("no", "yes"), default=["no"])
     parser.add_argument("--task", choices=("auto", "generate", "embed", "classify", "score"), default="auto")

@@ -43,7 +43,10 @@ def four_bits(x):
     codes = [
         torch.where(scale > 0, (group - least) / scale, 0.0).round().clamp(0, 15)
         for group, least, scale in zip(
-            groups, [one.float().unsqueeze(-1) for one in minima], [one.float().unsqueeze(-1) for one in scales], strict=True
+            groups,
+            [one.float().unsqueeze(-1) for one in minima],
+            [one.float().unsqueeze(-1) for one in scales],
+            strict=True,
         )
     ]
     codes = torch.cat(codes, -1).to(torch.int16)
