@@ -3,9 +3,9 @@
 The last axis of such pages has the bytes of one key or value: its codes, then its scales.
 
     int8   x / scale, where scale = max |x| / 127; then the scale as the 4 bytes of a float32
-    uint8  (x - minimum) / scale of each group of GROUP dims, where minimum = min x and scale = (max x - min x) / 15, both
-           rounded to float16. A byte has dim 2i in its low and dim 2i + 1 in its high half; then the scales of all groups,
-           then their minima. Elements are limited to ±32768, so that no result is outside of float16.
+    uint8  (x - minimum) / scale of each group of GROUP dims, where minimum = min x and scale = (max x - min x) / 15,
+           both rounded to float16. A byte has dim 2i in its low and dim 2i + 1 in its high half; then the scales of all
+           groups, then their minima. Elements are limited to ±32768, so that no result is outside of float16.
 
 The number of dims of 4-bit pages is a multiple of 4.
 """

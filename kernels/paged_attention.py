@@ -160,7 +160,7 @@ def paged_attention(
     biases: Tensor | None = None,
 ) -> Tensor:
     """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already, or None where only pages
-    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim or bytes]; sinks, slopes: [heads]; biases: [heads, 2 · reach
+    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks, slopes: [heads]; biases: [heads, 2 · reach
     + 1], see `distance_biases` → [tokens, heads, dim] of q's type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]

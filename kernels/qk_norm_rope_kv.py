@@ -129,8 +129,9 @@ def qk_norm_rope_kv_kernel(
     REST: tl.constexpr,
 ):
     """One program for a few heads of one token. PAGED: write keys and values to pages. WHOLE: there are no pages, and
-    keys are changed in place. Neither: only queries are changed. Elements that rope rotates together are pairs a, b, PAIRS wide (without
-    rope: the two halves of a head). The rest of the head, which rope leaves unchanged, is REST wide."""
+    keys are changed in place. Neither: only queries are changed. Elements that rope rotates together are pairs a, b,
+    PAIRS wide (without rope: the two halves of a head). The rest of the head, which rope leaves unchanged, is REST
+    wide."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS

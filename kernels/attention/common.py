@@ -173,7 +173,9 @@ def paged_inputs(
     chunk: int | None = None,
 ) -> tuple[Tensor, ...]:
     """rows: tokens to compute and length of each; (0, 0) is a padded one. Blocks before the window or chunk of a row's
-    first token are released. kept: type of the pages, default that of q. → q, pages, table, slot, query_start, lengths, out."""
+    first token are released. kept: type of the pages, default that of q.
+
+    → q, pages, table, slot, query_start, lengths, out."""
     blocks = [-(-length // block_tokens) for _, length in rows]
     slots = len(rows) + 2
     tokens = sum(count for count, _ in rows)

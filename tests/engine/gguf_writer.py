@@ -18,18 +18,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 PERMUTED = (
-    *(
-        "llama",
-        "granite",
-        "granitemoe",
-        "granitehybrid",
-        "arcee",
-        "minicpm",
-        "smollm3",
-        "mistral3",
-        "olmo",
-        "internlm2",
-    ),
+    *("llama", "granite", "granitemoe", "granitehybrid", "arcee", "minicpm", "smollm3", "mistral3"),
+    *("olmo", "internlm2"),
 )
 PLAIN: Mapping[str, Type] = {}
 SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,)}  # places of float16 numbers in a block

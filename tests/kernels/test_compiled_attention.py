@@ -37,18 +37,12 @@ def eight_bits(x):
 
 def four_bits(x):
     """[…, dim] → […, bytes] uint8: 16 steps from the smallest to the largest of each 32 dims, written out per group."""
-    groups = [x[..., at : at + 32].float() for at in range(0, x.shape[-1], 32)]
-    scales = [((group.amax(-1) - group.amin(-1)) / 15).half() for group in groups]
-    minima = [group.amin(-1).half() for group in groups]
-    codes = [
-        torch.where(scale > 0, (group - least) / scale, 0.0).round().clamp(0, 15)
-        for group, least, scale in zip(
-            groups,
-            [one.float().unsqueeze(-1) for one in minima],
-            [one.float().unsqueeze(-1) for one in scales],
-            strict=True,
-        )
-    ]
+    codes, scales, minima = [], [], []
+    for group in (x[..., at : at + 32].float() for at in range(0, x.shape[-1], 32)):
+        scales.append(((group.amax(-1) - group.amin(-1)) / 15).half())
+        minima.append(group.amin(-1).half())
+        scale, least = scales[-1].float().unsqueeze(-1), minima[-1].float().unsqueeze(-1)
+        codes.append(torch.where(scale > 0, (group - least) / scale, 0.0).round().clamp(0, 15))
     codes = torch.cat(codes, -1).to(torch.int16)
     packed = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
     return torch.cat((packed, torch.stack(scales + minima, -1).view(torch.uint8)), -1)
