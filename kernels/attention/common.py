@@ -28,7 +28,7 @@ from kernels.op import Make
 from kernels.page_codes import decode, encode, head_dim, is_coded
 
 LOG2_E = math.log2(math.e)
-FP8, INT8, INT4 = torch.float8_e4m3fn, torch.int8, torch.uint8  # types of pages beside those of the activations
+FP8, INT8, INT4 = torch.float8_e4m3fn, torch.int8, torch.uint8  # types of pages that no activations have
 NO_WINDOW = 2**30  # a window that no sequence reaches
 MAX_GROUP_SIZE = 64
 MIN_WIDTH = 16  # elements that matrix units multiply at once

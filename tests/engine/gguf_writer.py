@@ -188,8 +188,8 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
 
 
 def _recurrent(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]] | None:
-    """Return the tensors that are written for one of a recurrence: A itself in place of its logarithm, one column for
-    each head of Mamba-2, and the projections of Qwen3-Next with all rows of q before those of k, v and z."""
+    """Return the changed tensors of a recurrence: A instead of its logarithm, one column for each head of Mamba-2, and
+    the projections of Qwen3-Next with all rows of q before the rows of k, v and z."""
     if name.endswith(".A_log"):
         tensor = -tensor.exp()
     if name.endswith((".A_log", "mixer.D", "mamba.D")):

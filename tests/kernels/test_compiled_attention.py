@@ -376,7 +376,7 @@ def test_page_layout_round_trip(dtype, block):
     assert torch.equal(values.transpose(0, 1), pages[3, LAYER, 1, ..., :size])
 
 
-# Pages of 8 and 4 bits as they are written.
+# Contents of pages of 8 and 4 bits.
 
 
 def written(team, kv, block=4, dtype=torch.int8):
