@@ -205,14 +205,14 @@ def qk_norm_rope_kv_kernel(
 
 
 @jit
-def _element(row, own, added, at, real, is_k, mean, factor, NORM: tl.constexpr, BIASED: tl.constexpr):
-    """Load elements of a head, with its norm if it is a key."""
+def _element(row, own, added, at, real, keys, mean, factor, NORM: tl.constexpr, BIASED: tl.constexpr):
+    """Load elements of a head. keys: all of them if it is a key, whose norm is computed, else none."""
     x = tl.load(row + at, real, 0.0).to(tl.float32)
     if NORM != "none":
-        changed = (x - mean) * factor * tl.load(own + at, real & is_k, 0.0)
+        changed = (x - mean) * factor * tl.load(own + at, real & keys, 0.0)
         if BIASED:
-            changed += tl.load(added + at, real & is_k, 0.0)
-        x = tl.where(is_k, changed, x)
+            changed += tl.load(added + at, real & keys, 0.0)
+        x = tl.where(keys, changed, x)
     return x
 
 
@@ -258,6 +258,7 @@ def coded_kv_kernel(
     group = tl.arange(0, GROUPS)
     pair = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     real = pair < DIM // 2
+    keys = pair < tl.where(is_k, DIM // 2, 0)
     row = qkv + token * token_stride + (HEADS + unit) * DIM
     own = weight + (HEADS + unit) * DIM
     added = bias + (HEADS + unit) * DIM
@@ -271,8 +272,8 @@ def coded_kv_kernel(
             even = tl.where(real, even - mean, 0.0)
             odd = tl.where(real, odd - mean, 0.0)
         factor = tl.rsqrt(tl.sum(tl.sum(even * even + odd * odd, 1), 0) / DIM + eps)
-    even = _element(row, own, added, 2 * pair, real, is_k, mean, factor, NORM, BIASED)
-    odd = _element(row, own, added, 2 * pair + 1, real, is_k, mean, factor, NORM, BIASED)
+    even = _element(row, own, added, 2 * pair, real, keys, mean, factor, NORM, BIASED)
+    odd = _element(row, own, added, 2 * pair + 1, real, keys, mean, factor, NORM, BIASED)
     if HALF > 0:
         if INTERLEAVED:
             turned = pair < HALF
@@ -280,16 +281,16 @@ def coded_kv_kernel(
             s = tl.load(sin + token * HALF + pair, turned, 0.0)
             rotated_even = even * c - odd * s
             rotated_odd = odd * c + even * s
-            turned &= is_k
+            turned &= keys
             even = tl.where(turned, rotated_even, even)
             odd = tl.where(turned, rotated_odd, odd)
         else:
             for side in tl.static_range(2):
                 dim = 2 * pair + side
-                turned = real & is_k & (dim < 2 * HALF)
+                turned = keys & (dim < 2 * HALF)
                 angle = dim % HALF
                 other = tl.where(dim < HALF, dim + HALF, dim - HALF)
-                partner = _element(row, own, added, other, turned, is_k, mean, factor, NORM, BIASED)
+                partner = _element(row, own, added, other, turned, keys, mean, factor, NORM, BIASED)
                 c = tl.load(cos + token * HALF + angle, turned, 1.0)
                 s = tl.load(sin + token * HALF + angle, turned, 0.0)
                 s = tl.where(dim < HALF, -s, s)

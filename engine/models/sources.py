@@ -370,10 +370,10 @@ def _delta_rows(part: DeltaNet) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
     if part.projections in ("joined", "half"):
         *qkv, z = sizes
         wide = (*packed(*(Rows(source="in_proj_qkv", units=units, width=width) for units, width in qkv)),)
-        gates = Rows(source="in_proj_b", units=values), Rows(source="in_proj_a", units=values)
+        wide = (*wide, Rows(source="in_proj_z", units=z[0], width=z[1]))
         if part.projections == "half":
-            gates = _grouped("in_proj_ba", heads, ((values, 1), (values, 1)))
-        return (*wide, Rows(source="in_proj_z", units=z[0], width=z[1])), gates
+            return wide, _grouped("in_proj_ba", heads, ((values, 1), (values, 1)))
+        return wide, (Rows(source="in_proj_b", units=values), Rows(source="in_proj_a", units=values))
     return _grouped("in_proj_qkvz", heads, sizes), _grouped("in_proj_ba", heads, ((values, 1), (values, 1)))
 
 
