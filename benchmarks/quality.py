@@ -35,7 +35,7 @@ from benchmarks.quality_files import gguf_file, tokenize, write_formats
 from benchmarks.quality_llama import LlamaCpp, installed
 from engine.api.config import EmbeddingBits, HeadBits, KVDtype, WeightBits
 from engine.distributed.world import SINGLE
-from engine.kv.layout import SCALE_BYTES, layout
+from engine.kv.layout import layout, page_sizes
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
 from engine.worker.batch import build_batch
@@ -73,6 +73,7 @@ SETTINGS = (
     Setting("stored, KV bfloat16", "plain", kv="bfloat16"),
     Setting("stored, KV float16", "plain", kv="float16"),
     Setting("stored, KV int8", "plain", kv="int8"),
+    Setting("stored, KV int4", "plain", kv="int4"),
     Setting("original file", "original"),
     Setting("bfloat16 products", "plain", twin="bf16_restored", bf16=True),
     Setting("Q8_0", "Q8_0", twin="Q8_0"),
@@ -177,8 +178,7 @@ def score(folder: Path, windows: Windows, kernels: str, threads: int, setting: S
     form = layout(
         checkpoint.model,
         block_tokens=BLOCK,
-        element_bytes=DTYPES[kv].itemsize,
-        scale_bytes=SCALE_BYTES.get(kv, 0),
+        **page_sizes(kv),
         ranks=1,
     )
     cpu = torch.device("cpu")

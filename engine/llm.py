@@ -62,7 +62,7 @@ from engine.arguments import ARGUMENTS, engine_config, python_names
 from engine.beam_search import Beam, BeamParams, beam_search, with_text
 from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
-from engine.kv.layout import SCALE_BYTES, Layout, cpu_kv_dtype, layout, with_draft
+from engine.kv.layout import Layout, cpu_kv_dtype, layout, page_sizes, with_draft
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.media.spectrogram import Samples, spectrogram_item
 from engine.metrics.reader import ENGINE, MetricValue, new_store, read
@@ -76,7 +76,7 @@ from engine.models.stored import native_paths
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.files import has_tokenizer
-from engine.worker.build import DTYPES, build_worker
+from engine.worker.build import build_worker
 from engine.worker.profiler import TorchTrace
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, tiling
@@ -672,8 +672,7 @@ def _own_form(config: EngineConfig, model: Model, ranks: int) -> Layout:
     return layout(
         model,
         block_tokens=config.cache.block_tokens,
-        element_bytes=DTYPES[config.quantization.kv_cache].itemsize,
-        scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
+        **page_sizes(config.quantization.kv_cache),
         ranks=ranks,
     )
 

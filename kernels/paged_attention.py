@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.attention.common import distance_biases
-from kernels.paged_kv import stored
+from kernels.paged_kv import read, rounded
 
 # Elements of one gather of keys: 16 MiB of fp32 stays in the last-level cache between the gather and its product.
 GATHER_ELEMENTS = 1 << 22
@@ -168,7 +168,8 @@ def paged_attention(
         rows, whole = bucket.tokens.shape[0], bucket.tokens.shape[0] == q.shape[0]
         some = q if whole else q.index_select(0, bucket.tokens)
         keys, values = (
-            flat.index_select(0, plane).view(rows, -1, *pages.shape[-2:]).to(q.dtype) for plane in planes[layer]
+            read(flat.index_select(0, plane), q.dtype).view(rows, -1, pages.shape[-2], q.shape[-1])
+            for plane in planes[layer]
         )
         result = _decode(some, keys, values, bucket, scale, softcap, sinks, slopes, biases)
         if whole:
@@ -180,10 +181,10 @@ def paged_attention(
             assert k is not None and v is not None, "a row that reads no pages reads its own keys"
             keys, values = k[own], v[own]
             if pages.dtype != q.dtype:  # the result of a prompt does not depend on its chunks
-                keys, values = (stored(x, pages.dtype).to(q.dtype) for x in (keys, values))
+                keys, values = (rounded(x, pages.dtype) for x in (keys, values))
         else:
             keys, values = (
-                flat.index_select(0, plane).flatten(0, 1)[: span.length].to(q.dtype) for plane in planes[layer]
+                read(flat.index_select(0, plane).flatten(0, 1)[: span.length], q.dtype) for plane in planes[layer]
             )
         if softcap is None and sinks is None and slopes is None and biases is None:
             out[own] = _fused(q[own], keys, values, span.mask, scale)

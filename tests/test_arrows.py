@@ -26,7 +26,14 @@ OURS = (*PACKAGES, "benchmarks", "tests", "tools")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels": (),
     "kernels.cpu": (
-        *("kernels.ggml_blocks", "kernels.ggml_layout", "kernels.jit", "kernels.op", "kernels.quantisation"),
+        *(
+            "kernels.ggml_blocks",
+            "kernels.ggml_layout",
+            "kernels.jit",
+            "kernels.op",
+            "kernels.quantisation",
+            "kernels.page_codes",
+        ),
     ),
     "kernels.tools": ("kernels.jit", "kernels.op"),
     "kernels.sampling": ("kernels.cpu", "kernels.jit", "kernels.op"),
@@ -34,7 +41,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("kernels.integer_layout", "kernels.integer_matmul", "kernels.sampling", "kernels.jit", "kernels.op"),
         *("kernels.tuning", "kernels.e4m3", "kernels.int8_matmul", "kernels.quantize_int8"),
     ),
-    "kernels.attention": ("kernels.cpu", "kernels.sampling", "kernels.jit", "kernels.op", "kernels.tuning"),
+    "kernels.attention": (
+        "kernels.cpu",
+        "kernels.sampling",
+        "kernels.jit",
+        "kernels.op",
+        "kernels.tuning",
+        "kernels.page_codes",
+    ),
     "kernels.recurrent": ("kernels.activation", "kernels.attention", "kernels.cpu", "kernels.jit", "kernels.op"),
     "engine": ("kernels",),
     "engine.api": (),

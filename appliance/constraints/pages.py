@@ -1,6 +1,7 @@
 """Rules for the KV cache: supported types and the maximum request length."""
 
-from appliance.constraints.rule import TRITON, Rule, View, is_compiled
+from appliance.constraints.rule import TRITON, Rule, View
+from engine.kv.layout import CODED
 
 FP8_CAPABILITY = (8, 9)  # first NVIDIA GPUs that convert e4m3
 
@@ -8,6 +9,12 @@ FP8_CAPABILITY = (8, 9)  # first NVIDIA GPUs that convert e4m3
 def _has_fp8(view: View) -> bool:
     gpus = view.facts.machine.gpus
     return view.kv_cache != "fp8" or not gpus or gpus[0].capability >= FP8_CAPABILITY
+
+
+def _divides(view: View) -> bool:
+    if view.kv_cache != "int4" and (view.kv_cache != "int8" or view.kernels != TRITON):
+        return True
+    return all(size % 4 == 0 for _, size in view.facts.model.pages)
 
 
 RULES = (
@@ -26,37 +33,39 @@ RULES = (
         because=lambda facts: f"{facts.machine.gpus[0].name} has no fp8 (compute capability 8.9 or newer has)",
     ),
     Rule(
-        name="int8-pages",
-        keys=("kernels", "kv_cache"),
-        holds=lambda view: view.kv_cache != "int8" or is_compiled(view.kernels),
-        text="only compiled CPU kernels support an int8 KV cache",
-    ),
-    Rule(
         name="latent-pages",
         keys=("kv_cache",),
         facts=("model.latent",),
-        holds=lambda view: view.kv_cache not in ("int8", "fp8") or not view.facts.model.latent,
+        holds=lambda view: view.kv_cache not in (*CODED, "fp8") or not view.facts.model.latent,
         text="latents of multi-head latent attention are stored in at least 16 bits",
         because=lambda facts: (
-            "pages hold latents, of which each head makes its keys and values; no kernel reads them in 8 bits"
+            "pages hold latents, of which each head makes its keys and values; no kernel reads them in 8 or 4 bits"
         ),
     ),
     Rule(
         name="equal-pages",
         keys=("kv_cache",),
         facts=("model.pages",),
-        holds=lambda view: view.kv_cache != "int8" or len(view.facts.model.pages) <= 1,
-        text="an int8 KV cache needs the same number and size of KV heads in all attention layers",
+        holds=lambda view: view.kv_cache not in CODED or len(view.facts.model.pages) <= 1,
+        text="a KV cache in int8 or int4 needs the same number and size of KV heads in all attention layers",
         because=lambda facts: (
-            "pages of several shapes have no room for the scales of an int8 KV cache, and the model has layers with "
+            "pages of several shapes have no room for scales, and the model has layers with "
             + " and ".join(f"{count} KV heads of {size}" for count, size in facts.model.pages)
         ),
     ),
     Rule(
+        name="page-groups",
+        keys=("kernels", "kv_cache"),
+        facts=("model.pages",),
+        holds=_divides,
+        text="an int4 KV cache needs heads of a multiple of 4 elements, as does int8 with Triton kernels",
+        because=lambda facts: f"the model has KV heads of {facts.model.pages[0][1]} elements",
+    ),
+    Rule(
         name="triton-pages",
         keys=("dtype", "kernels", "kv_cache"),
-        holds=lambda view: view.kernels != TRITON or view.kv_cache in (view.dtype, "fp8", "int8"),
-        text="with Triton kernels, the KV cache has the type of the activations, or fp8",
+        holds=lambda view: view.kernels != TRITON or view.kv_cache in (view.dtype, "fp8", *CODED),
+        text="with Triton kernels, the KV cache has the type of the activations, or fp8, int8 or int4",
     ),
     Rule(
         name="context",

@@ -80,7 +80,7 @@ KERNELS = (
     Line("torch, GPU", {"device": "cuda", "kernels": TORCH}),
     Line("Triton, GPU", {"device": "cuda", "kernels": TRITON}),
 )
-PAGES = tuple(Line(name, {"kv_cache": name}) for name in ("float32", "bfloat16", "float16", "int8", "fp8"))
+PAGES = tuple(Line(name, {"kv_cache": name}) for name in ("float32", "bfloat16", "float16", "int8", "int4", "fp8"))
 DTYPES = tuple(Line(name, {"dtype": name}) for name in ("float32", "bfloat16", "float16"))
 WEIGHTS = (
     Line("weights as stored", {"weights": "stored"}),
@@ -141,6 +141,7 @@ FEATURES = (
     Line("a context beyond the checkpoint's", {"max_context": PLAIN.max_context + 1}),
     Line("layers with different KV heads", model={"pages": ((2, 8), (2, 16))}),
     Line("as above, int8 pages", {"kv_cache": "int8"}, model={"pages": ((2, 8), (2, 16))}),
+    Line("int4 pages of heads of 6 elements", {"kv_cache": "int4"}, model={"pages": ((2, 6),)}),
     Line("a layer norm over all heads of a projection", model={"normed_together": True}),
     Line("ALiBi in bidirectional attention", model={"acausal_alibi": True}),
     Line("chunks in bidirectional attention", model={"wrong_chunks": True}),

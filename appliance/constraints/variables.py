@@ -189,7 +189,7 @@ VARIABLES = (
     Variable(
         key="quantization.kv_cache",
         name="kv_cache",
-        values=_always("float32", "bfloat16", "float16", "int8", "fp8"),
+        values=_always("float32", "bfloat16", "float16", "int8", "int4", "fp8"),
         auto=_pages,
         why=_pages_why,
         prefers="on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside weights of 8 or 4 bits "

@@ -5,8 +5,8 @@ from appliance.migration.values import NO_GGUF_ADAPTER, gguf_repository, key_fil
 from appliance.migration.vllm import API_KEY
 
 _KV = mapped(
-    {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8"},
-    "quantization.kv_cache has float32, bfloat16, float16, fp8 and int8",
+    {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8", "q4_0": "int4", "q4_1": "int4"},
+    "quantization.kv_cache has float32, bfloat16, float16, fp8, int8 and int4",
 )
 _LAYERS = "hardware.device selects the device of the complete model"
 _CLIENTS = "clients send it"

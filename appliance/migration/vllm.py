@@ -28,8 +28,9 @@ DTYPES = words(
     fp32="float32",
 )
 KV_DTYPES = mapped(
-    {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16"},
-    "quantization.kv_cache has float32, bfloat16, float16, fp8 (e4m3) and int8",
+    {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16"}
+    | {"int8_per_token_head": "int8"},
+    "quantization.kv_cache has float32, bfloat16, float16, fp8 (e4m3), int8 and int4",
 )
 _STORED_METHODS = (
     *("awq", "awq_marlin", "gptq", "gptq_marlin", "gptq_marlin_24", "marlin", "compressed-tensors", "gguf", "mxfp4"),

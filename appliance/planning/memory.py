@@ -14,7 +14,7 @@ from engine.kv.layout import Layout, Shape
 from engine.lowering.footprint import Holding
 from engine.lowering.program import Part
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CPU_CACHE_BYTES = 4 * 2**30
 LENGTHS = (
     1024,

@@ -31,7 +31,7 @@ from appliance.planning.workspace import (
 )
 from engine.api.config import MAX_RUNNING, Device, graph_ladder, mixed_graph_ladder
 from engine.api.golden import ROOM_TOKENS
-from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
+from engine.kv.layout import Layout, layout, page_sizes, with_draft
 from engine.kv.states import StateLayout, num_snapshots, state_layout
 from engine.lowering.adapters import (
     AdapterStack,
@@ -382,8 +382,7 @@ def _own_pages(model: Model, view: View, ranks: int) -> Layout:
     return layout(
         model,
         block_tokens=view.block_tokens,
-        element_bytes=ELEMENT_BYTES[view.kv_cache],
-        scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
+        **page_sizes(view.kv_cache),
         ranks=ranks,
     )
 

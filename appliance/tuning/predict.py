@@ -15,7 +15,6 @@ from appliance.bench.client import Outcome
 from appliance.bench.run import Loop, Measured
 from appliance.bench.summary import summarize
 from appliance.bench.workload import Session
-from appliance.planning.memory import ELEMENT_BYTES
 from appliance.planning.plan import Plan
 from appliance.planning.roofline import Roofline
 from appliance.tuning.sessions import Encode, SessionRequests
@@ -29,7 +28,7 @@ from engine.core.whatif.quality import without_pauses
 from engine.core.whatif.simulate import simulate_requests
 from engine.core.whatif.times import StepTimes, fit
 from engine.core.whatif.traffic import Size, read_traffic
-from engine.kv.layout import SCALE_BYTES, layout
+from engine.kv.layout import layout, page_sizes
 from engine.kv.states import num_snapshots, state_layout
 from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import Model
@@ -66,8 +65,7 @@ def scheduler_of(plan: Plan) -> SchedulerConfig:
     pages = layout(
         model,
         block_tokens=config.cache.block_tokens,
-        element_bytes=ELEMENT_BYTES[kind],
-        scale_bytes=SCALE_BYTES.get(kind, 0),
+        **page_sizes(kind),
         ranks=ranks,
     )
     snapshots = num_snapshots(state_layout(model, ranks), config.scheduling.slots, prefix_cache=config.cache.prefix)

@@ -25,14 +25,16 @@ from kernels.attention.common import gather_kv, paged_inputs
 from kernels.attention.prefill import num_scores
 from kernels.cpu import bodies
 from kernels.cpu.bodies import NativePages
-from kernels.cpu.pages import quantized_pages, to_native
+from kernels.cpu.pages import to_native
 from kernels.cpu.program import Team
 from kernels.op import Make
 from kernels.ops import OPS
+from kernels.page_codes import encode
 from kernels.report import table
 
 CPU = torch.device("cpu")
-PAGES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+CODED = {"int8": torch.int8, "int4": torch.uint8}
+PAGES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16} | CODED
 SHAPES = {  # heads, kv_heads, dim
     "qwen2.5-0.5b": (14, 2, 64),
     "qwen3-0.6b": (16, 8, 128),
@@ -162,7 +164,7 @@ def attention_workload(team: Team, rows: Rows, shape: tuple[int, int, int], page
     """Yield the attention of one layer. For torch, the keys and values of each row are contiguous, in float32."""
     heads, kv_heads, dim = shape
     q, wide, table, slot, start, lengths, out = paged_inputs(Make(CPU, torch.float32), rows, heads, kv_heads, dim)
-    kept = quantized_pages(wide) if pages == "int8" else wide.to(PAGES[pages])
+    kept = encode(wide, PAGES[pages]) if pages in CODED else wide.to(PAGES[pages])
     native, scale = NativePages(to_native(kept)), dim**-0.5
     keys = sum(length for _, length in rows)
     singles = sum(length for count, length in rows if count == 1)

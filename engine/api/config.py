@@ -11,7 +11,7 @@ from engine.api.golden import Recorded
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
+KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
 WeightBits = Literal["stored", "int8", "int6", "int4", "fp8"]
 HeadBits = Literal["auto", "stored", "int8", "int6", "int4"]
 EmbeddingBits = Literal["stored", "int6"]

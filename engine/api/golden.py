@@ -49,7 +49,7 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def coarseness(self) -> str:
         """The coarsest number format, a key of BANDS."""
-        if self.weights != "stored" or self.kv_dtype in ("int8", "fp8"):
+        if self.weights != "stored" or self.kv_dtype in ("int8", "int4", "fp8"):
             return "rounded"
         wide = (self.dtype, self.kv_dtype) == ("float32", "float32") and self.precision != "bfloat16"
         return "float32" if wide else "half"

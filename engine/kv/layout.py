@@ -13,16 +13,40 @@ fill it exactly: twice as many with pages of half the size.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from engine.api.errors import ConfigError
 from engine.models.parts import Indexer, LatentAttention, Model, PageWriter, page_writers
 
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
-# Of each key and each value in pages of whole numbers: a float32 that they are multiplied by.
-SCALE_BYTES = {"int8": 4}
+
+
+class PageSizes(TypedDict):
+    """Sizes of the numbers of a KV cache, arguments of `layout`."""
+
+    element_bytes: int
+    packed: int  # numbers in an element
+    scale_bytes: int  # of the scales of a group of numbers
+    scale_group: int  # dims of a head in a group; 0: all of them
+
+
+_PAGE_SIZES: dict[str, PageSizes] = {
+    "float32": {"element_bytes": 4, "packed": 1, "scale_bytes": 0, "scale_group": 0},
+    "bfloat16": {"element_bytes": 2, "packed": 1, "scale_bytes": 0, "scale_group": 0},
+    "float16": {"element_bytes": 2, "packed": 1, "scale_bytes": 0, "scale_group": 0},
+    "fp8": {"element_bytes": 1, "packed": 1, "scale_bytes": 0, "scale_group": 0},
+    # kernels/page_codes.py: a float32 scale of each key and value; a float16 scale and minimum of each group
+    "int8": {"element_bytes": 1, "packed": 1, "scale_bytes": 4, "scale_group": 0},
+    "int4": {"element_bytes": 1, "packed": 2, "scale_bytes": 4, "scale_group": 32},
+}
+CODED = ("int8", "int4")  # whole numbers with scales of their own
 # Maximum share of spare layers. They allow fewer groups, and each group needs separate block tables.
 MAX_SPARE = 0.1
+
+
+def page_sizes(kv_cache: str) -> PageSizes:
+    """Return the sizes of a number format of the KV cache."""
+    return _PAGE_SIZES[kv_cache]
 
 
 def cpu_kv_dtype(checkpoint: str, *, quantized: bool, float16_scales: bool) -> str:
@@ -91,9 +115,11 @@ class Layout:
     kv_heads: int  # of one rank
     head_dim: int
     element_bytes: int
-    scale_bytes: int = 0  # size of the scale that is stored with each key and each value
+    scale_bytes: int = 0  # size of the scales that are stored with each group of dims of a key or value
     planes: int = 2  # keys and values; 1: latents
     draft_bytes: int = 0  # bytes that a draft model keeps for each block, in pages of its own
+    packed: int = 1  # numbers in an element
+    scale_group: int = 0  # dims in a group; 0: all of a head
 
     def shape(self, group: Group) -> Shape:
         return group.shape or Shape(self.layers_per_block, self.kv_heads, self.head_dim)
@@ -106,12 +132,16 @@ class Layout:
     def layer_bytes(self, group: Group) -> int:
         """Return the bytes of one token in one layer of a group."""
         shape = self.shape(group)
-        return self.planes * shape.kv_heads * (shape.head_dim * self.element_bytes + self.scale_bytes)
+        return self.planes * shape.kv_heads * self._bytes_of(shape.head_dim)
 
     @property
     def vector_bytes(self) -> int:
         """Bytes of the key, value or latent of one head."""
-        return self.head_dim * self.element_bytes + self.scale_bytes
+        return self._bytes_of(self.head_dim)
+
+    def _bytes_of(self, head_dim: int) -> int:
+        groups = -(-head_dim // self.scale_group) if self.scale_group else 1
+        return head_dim // self.packed * self.element_bytes + groups * self.scale_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -186,25 +216,38 @@ def shared_group(target: Sequence[Group], draft: Sequence[Group]) -> int:
 Kind = tuple[int | None, int | None, int, int, int]  # window, chunk; planes, KV heads and head dimension of a page
 
 
-def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: int = 0, ranks: int = 1) -> Layout:
+def layout(
+    model: Model,
+    *,
+    block_tokens: int,
+    element_bytes: int,
+    packed: int = 1,
+    scale_bytes: int = 0,
+    scale_group: int = 0,
+    ranks: int = 1,
+) -> Layout:
     """Divide the model's causal attention layers into groups by window or chunk, and by the shape of their pages, with
     an equal number of layers per group if all pages have the same shape.
 
     The number is the largest that leaves at most a tenth of all layers spare (22 window + 4 full: 4 per block, 7
     groups, 2 spare). Among numbers with equally few groups, it is the one with the fewest spare layers. Raises
-    ConfigError for scales in pages of several shapes.
+    ConfigError for scales in pages of several shapes or of latents, and for sizes of heads that 4 bits do not divide.
     """
     parts = page_writers(model)
     if not parts:
-        return Layout((), block_tokens, 0, 0, 0, element_bytes, scale_bytes)
+        return Layout((), block_tokens, 0, 0, 0, element_bytes)
     kinds: dict[Kind, list[int]] = {}
     for index, part in enumerate(parts):
         planes, kv_heads, head_dim = page_shape(part)
         kinds.setdefault((part.window, part.chunk, planes, max(1, kv_heads // ranks), head_dim), []).append(index)
     pages = {kind[2:] for kind in kinds}
     assert len({planes for planes, _, _ in pages}) == 1, "a model has either keys and values, or latents"
-    if len(pages) > 1 and scale_bytes:
-        raise ConfigError("pages of several shapes cannot have scales; set quantization.kv_cache to another type")
+    if scale_bytes and (len(pages) > 1 or any(planes == 1 for planes, _, _ in pages)):
+        raise ConfigError(
+            "pages of several shapes and pages of latents cannot have scales; set quantization.kv_cache to another type"
+        )
+    if any(dim % (2 * packed) for _, _, dim in pages if packed > 1):
+        raise ConfigError("pages of 4 bits need heads of a multiple of 4 elements; set quantization.kv_cache to int8")
     planes, kv_heads, head_dim = max(pages, key=lambda page: (page[1] * page[2], page))
     unit = math.lcm(*(heads * dim for _, heads, dim in pages))  # the least elements that each shape fills exactly
     each = {kind: unit // (kind[3] * kind[4]) for kind in kinds}  # layers that fill them
@@ -220,7 +263,18 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: 
         own = shape if len(pages) > 1 else None
         groups += [Group(f"{name}.{i}", layers, window, chunk, own) for i, layers in enumerate(divided)]
     layers = size * unit // (kv_heads * head_dim)
-    return Layout(tuple(groups), block_tokens, layers, kv_heads, head_dim, element_bytes, scale_bytes, planes)
+    return Layout(
+        tuple(groups),
+        block_tokens,
+        layers,
+        kv_heads,
+        head_dim,
+        element_bytes,
+        scale_bytes,
+        planes,
+        packed=packed,
+        scale_group=scale_group,
+    )
 
 
 def page_shape(part: PageWriter) -> tuple[int, int, int]:

@@ -53,9 +53,8 @@ from kernels.fp8 import Fp8Products
 
 def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocate the KV pool, zeroed: pages that were never written are read with weight 0, so they must be finite.
-    Scales
-    count as additional elements of each key and value."""
-    size = layout.head_dim + layout.scale_bytes // dtype.itemsize
+    Scales count as additional elements of each key and value."""
+    size = layout.vector_bytes // dtype.itemsize
     shape = (blocks, layout.layers_per_block, layout.planes, layout.block_tokens, layout.kv_heads, size)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -64,6 +63,13 @@ def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.de
     # Anonymous memory is zero and not allocated until it is written. Filling 2 GiB would add 1.5 s to every start.
     size = math.prod(shape) * dtype.itemsize
     return region(size)[:size].view(dtype).view(shape)
+
+
+def page_dtype(layout: Layout, activations: torch.dtype) -> torch.dtype:
+    """Return the type of pages of this layout on a GPU."""
+    if layout.element_bytes > 1:
+        return activations
+    return torch.uint8 if layout.packed > 1 else torch.int8 if layout.scale_bytes else torch.float8_e4m3fn
 
 
 class TextModel:

@@ -5,6 +5,7 @@ gguf knows the names of the tensors of every kind of file. Source: ggml's descri
 llama.cpp (conversion/*.py).
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -17,7 +18,20 @@ from engine.formats.ggml import UNREAD, LatentHalves, format_of
 from engine.gguf.file import GgufFile, GgufTensor, read_gguf
 from engine.models.gguf_families import FAMILIES, KINDS, POSITIONS
 from engine.models.headers import TensorInfo
-from engine.models.parts import MLP, Attention, Experts, LatentAttention, LayerNorm, Model, RMSNorm, attentions
+from engine.models.parts import (
+    MLP,
+    Attention,
+    DeltaNet,
+    Experts,
+    KimiDelta,
+    LatentAttention,
+    LayerNorm,
+    Mamba,
+    Mamba2,
+    Model,
+    RMSNorm,
+    attentions,
+)
 from engine.models.quantized import Quantization
 from engine.models.sources import join, linear_paths, sources
 
@@ -25,12 +39,15 @@ _EXPERT = re.compile(r"(.+)\.(\d+)\.(gate_proj|up_proj|down_proj)")
 _SHARED = re.compile(r".+?\.(\d+)\..*shared\w*\.(gate|up|down)_proj")
 _BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
 _LAYER = re.compile(r".+?\.(\d+)\.")
+_SEPARATE = {"wqkv": ("wq", "wk", "wv", "wo")}  # fused projections that the converter divides (InternLM2)
+_DT_BIAS = re.compile(r"\.dt_bias$")
 _EXPERT_TENSORS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 
 
 def as_stored(model: Model) -> Model:
     """Return the declaration with the layout that llama.cpp's converter writes: weights of norms with their offset, no
-    transposed matrices, and one tensor for each projection of the experts of a layer."""
+    transposed matrices, one tensor for each projection of the experts of a layer, and the decays of recurrences
+    themselves instead of their logarithms."""
     stored: Model = _stored(model)
     return stored
 
@@ -46,11 +63,18 @@ def _stored(part: Any) -> Any:
     match part:
         case RMSNorm() | LayerNorm():
             return replace(part, offset=0.0)
+        case Attention() if part.sources[0] == part.sources[1]:
+            names = _SEPARATE.get(part.sources[0])
+            return replace(part, groups=1, **({} if names is None else {"sources": names}))
         case Experts():
             gate = names["gate"] if part.gate is not None else None
             return replace(part, **{**names, "gate": gate}, stacked=None, experts="experts")
         case MLP() if part.gate == part.up and "shared" in part.name:
             return replace(part, **names)
+        case DeltaNet() if part.projections == "grouped":
+            return replace(part, projections="half", log_decay=False)
+        case DeltaNet() | KimiDelta() | Mamba() | Mamba2():
+            return replace(part, log_decay=False)
         case Model():
             return replace(part, transposed=False)
     return part
@@ -113,14 +137,20 @@ def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
                 )
             size = tensor.bytes // tensor.shape[0]
             one = replace(one, shape=tensor.shape[1:], offset=tensor.offset + int(expert[2]) * size, bytes=size)
-        elif tensor.type in PLAIN and _without_ones(tensor.shape) == _without_ones(shape):
-            one = replace(one, shape=shape)  # llama.cpp's converter removes dimensions of 1
+        elif tensor.type in PLAIN and _has_shape(tensor.shape, shape):
+            one = replace(one, shape=shape)
         tensors[name] = one
     others = (one for one in own if one not in used and one not in POSITIONS and not _is_prediction(one, layers))
     unknown = next((one for one in others if one != "output.weight" or model.head is None), None)
     if unknown is not None:
         raise CheckpointError(f"{found.path}: has the tensor {unknown}, which the declared model does not use")
     return tensors
+
+
+def _has_shape(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return whether a stored tensor is one of this shape: the converter removes dimensions of 1, and divides vectors
+    into the groups of a norm."""
+    return _without_ones(stored) == _without_ones(shape) or (len(shape) == 1 and math.prod(stored) == shape[0])
 
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:
@@ -139,10 +169,14 @@ def _names(file: Path, kind: str, layers: int) -> Callable[[str], str]:
     known = get_tensor_name_map(next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind), layers)
 
     def name_of(name: str) -> str:
+        if (bare := known.get_name(name)) is not None:  # without .weight: A and D of a recurrence
+            return bare
+        name = _DT_BIAS.sub(".dt_proj.bias", name)
         path, _, last = name.rpartition(".")
         if last not in ("weight", "bias"):  # a number for each head or expert
             path, last = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
-        found, shared = known.get_name(path), _SHARED.fullmatch(path)
+        found = known.get_name(path) or known.get_name(path.removeprefix("transformer."))  # BLOOM
+        shared = _SHARED.fullmatch(path)
         if shared is not None:
             found = f"blk.{shared[1]}.ffn_{shared[2]}_shexp"
         return f"{found}.{last}" if found else ""

@@ -9,7 +9,7 @@ which knows the constants.
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,7 @@ MAX_FACTOR_BYTES = 1 << 16
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
 _CONTROL = 3  # tokenizer.ggml.token_type
+_RECURRENT_CONTEXT = 131_072  # the converter writes 2**20 for models without a longest sequence
 Settings = dict[str, Any]
 
 
@@ -58,8 +59,12 @@ class Keys:
 
     def has_in_layer(self, name: str) -> bool:
         """Return whether any layer has this tensor."""
+        return bool(self.layers_with(name))
+
+    def layers_with(self, name: str) -> list[int]:
+        """Return the layers that have this tensor, in order."""
         names = (one.name.split(".", 2) for one in self.file.tensors)
-        return any(parts[0] == "blk" and parts[2:] == [name] for parts in names)
+        return sorted(int(parts[1]) for parts in names if parts[0] == "blk" and parts[2:] == [name])
 
     @property
     def layers(self) -> int:
@@ -101,6 +106,8 @@ class Family:
     layer_norm: bool = False  # norms are LayerNorm
     yarn: Callable[[Keys], Settings] = lambda keys: {}
     """Return further settings of YaRN."""
+    has_attention: bool = True  # in any layer
+    names: Mapping[str, str] = field(default_factory=dict)  # own names of settings of `shared` in config.json
 
 
 def shared(keys: Keys, family: Family) -> Settings:
@@ -110,6 +117,15 @@ def shared(keys: Keys, family: Family) -> Settings:
         raise CheckpointError(f"{keys.file.path}: lacks token_embd.weight")
     if f"{keys.kind}.{eps}" not in keys.file.keys or family.layer_norm:
         eps = "attention.layer_norm_epsilon"
+    if not family.has_attention:
+        return {
+            "hidden_size": keys.positive("embedding_length"),
+            "max_position_embeddings": min(keys.positive("context_length"), _RECURRENT_CONTEXT),
+            "num_hidden_layers": keys.layers,
+            family.norm: keys.positive(eps),
+            "vocab_size": embedding.shape[0],
+            "tie_word_embeddings": not keys.has("output.weight"),
+        }
     return {
         "hidden_size": keys.positive("embedding_length"),
         "intermediate_size": keys.positive("feed_forward_length"),
@@ -349,6 +365,133 @@ def _exaone_moe(keys: Keys) -> Settings:
     }
 
 
+def _mixer(keys: Keys, prefix: str = "") -> Settings:
+    """Return the settings of Mamba mixers that both versions have. prefix: of their keys in config.json."""
+    names = ("use_bias", "use_conv_bias", "conv_kernel", "state_size")
+    if prefix:
+        names = "proj_bias", "conv_bias", "d_conv", "d_state"
+    values = (
+        keys.has_in_layer("ssm_in.bias"),
+        keys.has_in_layer("ssm_conv1d.bias"),
+        keys.positive("ssm.conv_kernel"),
+        keys.positive("ssm.state_size"),
+    )
+    return {prefix + name: value for name, value in zip(names, values, strict=True)}
+
+
+def _mamba(keys: Keys) -> Settings:
+    kind = "FalconMambaForCausalLM" if keys.get("ssm.dt_b_c_rms") else "MambaForCausalLM"
+    return {
+        "architectures": [kind],
+        **_mixer(keys),
+        "intermediate_size": keys.positive("ssm.inner_size"),
+        "time_step_rank": keys.positive("ssm.time_step_rank"),
+    }
+
+
+def _mamba2(keys: Keys) -> Settings:
+    inner, heads = keys.positive("ssm.inner_size"), keys.positive("ssm.time_step_rank")
+    return {
+        **_mixer(keys),
+        "expand": inner / keys.positive("embedding_length"),
+        "head_dim": inner // heads,
+        "num_heads": heads,
+        "n_groups": keys.positive("ssm.group_count"),
+    }
+
+
+def _period(layers: list[int], count: int) -> tuple[int, int]:
+    """Return the distance of the layers of a kind and the first of them, of `count` layers."""
+    if not layers:
+        return count + 1, count
+    return (layers[1] - layers[0] if len(layers) > 1 else count), layers[0]
+
+
+def _jamba(keys: Keys) -> Settings:
+    attention = _period(keys.layers_with("attn_q.weight"), keys.layers)
+    experts = _period(keys.layers_with("ffn_gate_inp.weight"), keys.layers)
+    return {
+        **_mixer(keys, "mamba_"),
+        "mamba_expand": keys.positive("ssm.inner_size") // keys.positive("embedding_length"),
+        "mamba_dt_rank": keys.positive("ssm.time_step_rank"),
+        "num_experts": keys.positive("expert_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+        "attn_layer_period": attention[0],
+        "attn_layer_offset": attention[1],
+        "expert_layer_period": experts[0],
+        "expert_layer_offset": experts[1],
+    }
+
+
+def _granite_hybrid(keys: Keys) -> Settings:
+    recurrent, heads = keys.layers_with("ssm_in.weight"), keys.positive("ssm.time_step_rank")
+    inner, count = keys.positive("ssm.inner_size"), keys.get("expert_count", 0)
+    return {
+        **_granite(keys),
+        **_mixer(keys, "mamba_"),
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "layer_types": ["mamba" if layer in recurrent else "attention" for layer in range(keys.layers)],
+        "mamba_expand": inner // keys.positive("embedding_length"),
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": keys.positive("ssm.group_count"),
+        "num_local_experts": count,
+        "shared_intermediate_size": keys.get("expert_shared_feed_forward_length", keys.get("feed_forward_length")),
+        "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", True) else "nope",
+    }
+
+
+def _qwen3_next(keys: Keys) -> Settings:
+    recurrent, heads = keys.layers_with("ssm_out.weight"), keys.positive("ssm.time_step_rank")
+    return {
+        **_qwen2_moe(keys),
+        "norm_topk_prob": True,
+        "layer_types": ["linear_attention" if layer in recurrent else "full_attention" for layer in range(keys.layers)],
+        "linear_conv_kernel_dim": keys.positive("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.positive("ssm.state_size"),
+        "linear_num_key_heads": keys.positive("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": keys.positive("ssm.inner_size") // heads,
+    }
+
+
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+_MPT_NAMES = {
+    "hidden_size": "d_model",
+    "max_position_embeddings": "max_seq_len",
+    "num_attention_heads": "n_heads",
+    "num_hidden_layers": "n_layers",
+}
+
+
+def _mpt(keys: Keys) -> Settings:
+    own = {
+        "alibi": keys.get("attention.max_alibi_bias", 0.0) > 0,
+        "alibi_bias_max": keys.get("attention.max_alibi_bias", 0.0),
+        "clip_qkv": keys.get("attention.clamp_kqv"),
+    }
+    return {
+        "attn_config": own,
+        "expansion_ratio": keys.positive("feed_forward_length") // keys.positive("embedding_length"),
+        "no_bias": not keys.has_in_layer("attn_qkv.bias"),
+    }
+
+
+def _falcon(keys: Keys) -> Settings:
+    """The files of Falcon 40B and later have two norms in a layer; all have one after another key."""
+    return {
+        "new_decoder_architecture": keys.has_in_layer("attn_norm_2.weight"),
+        "multi_query": keys.kv_heads == 1,
+        "bias": keys.has_in_layer("attn_qkv.bias"),
+    }
+
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), _llama, permuted=True),
@@ -475,6 +618,42 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "exaone-moe": Family(("ExaoneMoeForCausalLM",), _exaone_moe),
         "hunyuan-dense": Family(("HunYuanDenseV1ForCausalLM",)),
         "lfm2": Family(("Lfm2ForCausalLM",), _lfm2),
+        "mamba": Family(
+            ("MambaForCausalLM", "FalconMambaForCausalLM"), _mamba, norm="layer_norm_epsilon", has_attention=False
+        ),
+        "mamba2": Family(("Mamba2ForCausalLM",), _mamba2, norm="layer_norm_epsilon", has_attention=False),
+        "jamba": Family(("JambaForCausalLM",), _jamba),
+        "granitehybrid": Family(("GraniteMoeHybridForCausalLM",), _granite_hybrid, permuted=True),
+        "qwen3next": Family(("Qwen3NextForCausalLM",), _qwen3_next),
+        "internlm2": Family(
+            ("InternLM2ForCausalLM",), lambda keys: {"bias": keys.has_in_layer("attn_q.bias")}, permuted=True
+        ),
+        "gpt2": Family(("GPT2LMHeadModel",), norm="layer_norm_epsilon", layer_norm=True, names=_GPT2_NAMES),
+        "starcoder": Family(
+            ("GPTBigCodeForCausalLM",),
+            lambda keys: {"multi_query": True},
+            norm="layer_norm_epsilon",
+            layer_norm=True,
+            names=_GPT2_NAMES,
+        ),
+        "gptneox": Family(
+            ("GPTNeoXForCausalLM",),
+            lambda keys: {
+                "attention_bias": keys.has_in_layer("attn_qkv.bias"),
+                "use_parallel_residual": bool(keys.get("use_parallel_residual", True)),
+            },
+            norm="layer_norm_eps",
+            layer_norm=True,
+        ),
+        "bloom": Family(("BloomForCausalLM",), norm="layer_norm_epsilon", layer_norm=True),
+        "falcon": Family(
+            ("FalconForCausalLM",),
+            _falcon,
+            norm="layer_norm_epsilon",
+            layer_norm=True,
+            names={"num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_hidden_size"},
+        ),
+        "mpt": Family(("MPTForCausalLM",), _mpt, norm="layer_norm_epsilon", layer_norm=True, names=_MPT_NAMES),
     }
 )
 """By `general.architecture`."""
@@ -514,6 +693,7 @@ def _made(found: GgufFile, family: Family, keys: Keys) -> dict[str, Any]:
         "bos_token_id": found.keys.get("tokenizer.ggml.bos_token_id"),
     }
     made = {key: value for key, value in made.items() if value is not None and key not in family.without}
+    made = {family.names.get(key, key): value for key, value in made.items()}
     return {"architectures": [family.architectures[0]], "model_type": keys.kind, **made, **family.more(keys)}
 
 

@@ -494,14 +494,16 @@ class DeltaNet:
     value_dim: int
     conv: int  # width of the convolution
     eps: float  # of the norm of each value head
-    projections: Literal["grouped", "joined", "separate"]
+    projections: Literal["grouped", "joined", "separate", "half"]
     """Names of the projections, and of the tensors of the convolution:
 
     grouped    in_proj_qkvz and in_proj_ba, with the rows of one key head after another (Qwen3-Next); conv1d
     joined     in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5); conv1d
     separate   q_proj, k_proj, v_proj, g_proj (z), b_proj and a_proj (OLMo Hybrid); q_conv1d, k_conv1d and v_conv1d
+    half       in_proj_qkv and in_proj_z, but in_proj_ba with the rows of one key head after another (GGUF); conv1d
     """
     beta_scale: float = 1.0  # multiplies sigmoid(b)
+    log_decay: bool = True  # A is stored as log(-A), in GGUF as A
     name: str = "linear_attn"
 
 
@@ -517,6 +519,7 @@ class KimiDelta:
     head_dim: int  # of keys and values, and the size of f_a(x) and g_a(x)
     conv: int
     eps: float  # of the norm of each head
+    log_decay: bool = True  # A is stored as log(-A), in GGUF as A
     name: str = "self_attn"
 
 
@@ -545,6 +548,7 @@ class Mamba2:
     dt_limits: tuple[float, float] = (0.0, math.inf)
     norm: Literal["gated", "scan", "none"] = "gated"
     scales: tuple[float, ...] = ()  # factors of z, x, B, C and dt; empty: all are 1 (Falcon-H1)
+    log_decay: bool = True  # A is stored as log(-A), in GGUF as A
     name: str = "mixer"
 
 
@@ -563,6 +567,7 @@ class Mamba:
     norms: tuple[RMSNorm, ...] = ()  # of dt, B and C
     bias: bool = False  # of in_proj and out_proj
     conv_bias: bool = True
+    log_decay: bool = True  # A is stored as log(-A), in GGUF as A
     name: str = "mixer"
 
 

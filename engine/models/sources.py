@@ -367,11 +367,13 @@ def _delta_rows(part: DeltaNet) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
         names = "q_proj", "k_proj", "v_proj", "g_proj"
         named = (Rows(source=name, units=units, width=width) for name, (units, width) in zip(names, sizes, strict=True))
         return tuple(named), tuple(Rows(source=name, units=values) for name in ("b_proj", "a_proj"))
-    if part.projections == "joined":
+    if part.projections in ("joined", "half"):
         *qkv, z = sizes
         wide = (*packed(*(Rows(source="in_proj_qkv", units=units, width=width) for units, width in qkv)),)
-        gates = Rows(source="in_proj_b", units=values), Rows(source="in_proj_a", units=values)
-        return (*wide, Rows(source="in_proj_z", units=z[0], width=z[1])), gates
+        wide = (*wide, Rows(source="in_proj_z", units=z[0], width=z[1]))
+        if part.projections == "half":
+            return wide, _grouped("in_proj_ba", heads, ((values, 1), (values, 1)))
+        return wide, (Rows(source="in_proj_b", units=values), Rows(source="in_proj_a", units=values))
     return _grouped("in_proj_qkvz", heads, sizes), _grouped("in_proj_ba", heads, ((values, 1), (values, 1)))
 
 
@@ -414,7 +416,7 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
         found["conv_bias"] = _parameter(f"{conv}.bias", *sizes)
     if not isinstance(part, ShortConv):
         inner = (part.state,) if isinstance(part, Mamba) else ()
-        found["A"] = replace(_parameter("A_log", heads, inner=inner), negative_exp=True)
+        found["A"] = replace(_parameter("A_log", heads, inner=inner), negative_exp=part.log_decay)
         found["dt_bias"] = _parameter("dt_proj.bias" if isinstance(part, Mamba) else "dt_bias", heads)
     if isinstance(part, Mamba):
         found["D"] = _parameter("D", heads)

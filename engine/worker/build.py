@@ -22,7 +22,7 @@ from engine.distributed.world import SINGLE, World, least
 from engine.formats.load_time import LOAD_FORMATS
 from engine.formats.native import EXECUTORS, Executor
 from engine.imports import load_meta_operations
-from engine.kv.layout import SCALE_BYTES, Layout, layout, with_draft
+from engine.kv.layout import CODED, Layout, layout, page_sizes, with_draft
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
@@ -66,6 +66,7 @@ DTYPES = {
     "float16": torch.float16,
     "fp8": torch.float8_e4m3fn,
     "int8": torch.int8,
+    "int4": torch.uint8,  # two numbers
 }
 
 
@@ -210,8 +211,7 @@ def _built(
     form = layout(
         checkpoint.model,
         block_tokens=config.cache.block_tokens,
-        element_bytes=DTYPES[config.quantization.kv_cache].itemsize,
-        scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
+        **page_sizes(config.quantization.kv_cache),
         ranks=world.size,
     )
     checkpoint, draft = read_draft_parts(config, checkpoint, form, DTYPES[config.quantization.kv_cache])
@@ -426,8 +426,8 @@ def _is_bf16(config: EngineConfig) -> bool:
 
 
 def _check_pages(config: EngineConfig) -> None:
-    wide = ("float32", "bfloat16", "float16")
-    known = {"torch": wide, "triton": (config.model.dtype, "fp8")}.get(config.hardware.kernels, (*wide, "int8"))
+    triton = config.hardware.kernels == "triton"
+    known = (config.model.dtype, "fp8", *CODED) if triton else ("float32", "bfloat16", "float16", *CODED)
     if config.quantization.kv_cache not in known:
         raise ConfigError(
             f"kv_dtype={config.quantization.kv_cache}: {config.hardware.kernels} kernels support {', '.join(known)}"

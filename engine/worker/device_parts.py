@@ -13,7 +13,7 @@ from engine.kv.layout import Layout, blocks_of
 from engine.kv.states import num_snapshots
 from engine.layers.fused import CrossAttentionInputs, DeviceStep, FusedModel
 from engine.layers.fused_pooler import FusedPooler
-from engine.layers.model import TextModel, make_pages
+from engine.layers.model import TextModel, make_pages, page_dtype
 from engine.lowering.media_memory import media_bytes
 from engine.models.checkpoint import Checkpoint
 from engine.models.kv_scales import read_kv_scales
@@ -124,7 +124,7 @@ def step_bytes(parts: DeviceParts, tokens: int, longest: int, dtype: torch.dtype
     The step has logits for as many rows as possible and `extra_rows` for drafts, or the vectors of every token of a
     pooling model."""
     memory = parts.device_table.memory
-    pages = make_pages(parts.layout, 1, dtype if parts.layout.element_bytes > 1 else torch.float8_e4m3fn, memory.device)
+    pages = make_pages(parts.layout, 1, page_dtype(parts.layout, dtype), memory.device)
     torch.cuda.reset_peak_memory_stats(memory.device)
     before = torch.cuda.memory_allocated(memory.device)
     step = largest_step(parts, pages, tokens, longest)

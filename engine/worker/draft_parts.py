@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.api.config import EngineConfig
-from engine.kv.layout import SCALE_BYTES, Layout, layout, shared_group
+from engine.kv.layout import Layout, layout, page_sizes, shared_group
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint
 from engine.models.draft import with_drafts
@@ -54,8 +54,7 @@ def read_draft_parts(
     own = layout(
         checkpoint.model,
         block_tokens=config.cache.block_tokens,
-        element_bytes=page_dtype.itemsize,
-        scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
+        **page_sizes(config.quantization.kv_cache),
     )
     group = shared_group(form.groups, own.groups)
     return target, DraftParts(checkpoint, own, page_dtype, group, speculation.method != "draft")

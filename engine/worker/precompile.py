@@ -34,7 +34,7 @@ from engine.api.config import (
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.distributed.world import SINGLE
-from engine.kv.layout import NULL_BLOCK, Layout, layout
+from engine.kv.layout import CODED, NULL_BLOCK, Layout, layout, page_sizes
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import Model
@@ -100,7 +100,7 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[OpLaunch]:
         for size in config.hardware.graph_sizes if model.pooler is None else ():
             runner.start(_decode_step(size, form), {})
     name = f"{_architecture(config)} {config.model.dtype}" + (
-        f" {config.quantization.kv_cache}" if config.quantization.kv_cache == "fp8" else ""
+        f" {config.quantization.kv_cache}" if config.quantization.kv_cache in ("fp8", *CODED) else ""
     )
     name += "" if config.quantization.weights == "stored" else f" {config.quantization.weights} weights"
     return [OpLaunch(launch.kernel.fn.__name__.removesuffix("_kernel"), name, launch) for launch in launches]
@@ -120,9 +120,7 @@ def parts_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tu
     """Return the components and the model of a worker with random weights on this device."""
     checkpoint = read_checkpoint(config.model.path, weights=False, task=config.model.task)
     model, dtype = checkpoint.model, DTYPES[config.model.dtype]
-    form = layout(
-        model, block_tokens=config.cache.block_tokens, element_bytes=DTYPES[config.quantization.kv_cache].itemsize
-    )
+    form = layout(model, block_tokens=config.cache.block_tokens, **page_sizes(config.quantization.kv_cache))
     options = {
         "bits": config.quantization.weights,
         "invariant": config.hardware.batch_invariant,
@@ -192,7 +190,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("checkpoint", nargs="*", type=Path, help="folder with a config.json")
     parser.add_argument("--config", type=Path, help="JSON file with the configuration of an engine, instead")
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float16", "float32"), default=["bfloat16"])
-    parser.add_argument("--kv-dtype", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as --dtype")
+    parser.add_argument(
+        "--kv-dtype", nargs="+", choices=("auto", "fp8", *CODED), default=["auto"], help="auto: as --dtype"
+    )
     parser.add_argument("--weights", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as stored")
     parser.add_argument("--invariant", nargs="+", choices=("no", "yes"), default=["no"])
     parser.add_argument("--task", choices=("auto", "generate", "embed", "classify", "score"), default="auto")

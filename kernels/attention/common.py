@@ -9,7 +9,7 @@ in the denominator with value zero (arXiv:2309.17453, learned as in gpt-oss). Wi
 the head's slope · (key - p) is added to the score of each key, after the softcap; with `biases` (T5, arXiv:1910.10683),
 [heads, 2 · reach + 1], the head's bias for the distance key - p, which is limited to -reach … reach. Query heads come
 in groups of heads / kv_heads that share keys and values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in
-float8_e4m3fn they hold x / k_scale and x / v_scale.
+float8_e4m3fn they hold x / k_scale and x / v_scale, in 8 or 4 bits codes and scales (kernels/page_codes.py).
 
 In Triton the state of an unfinished softmax is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is
 the score times log2(e) and `top` the largest so far. The initial top is -1e30, because differences of -inf are NaN. All
@@ -25,8 +25,10 @@ from torch import Tensor
 
 from kernels.jit import cuda_capability_geq, jit, tl
 from kernels.op import Make
+from kernels.page_codes import decode, encode, head_dim, is_coded
 
 LOG2_E = math.log2(math.e)
+FP8, INT8, INT4 = torch.float8_e4m3fn, torch.int8, torch.uint8  # types of pages that no activations have
 NO_WINDOW = 2**30  # a window that no sequence reaches
 MAX_GROUP_SIZE = 64
 MIN_WIDTH = 16  # elements that matrix units multiply at once
@@ -99,7 +101,8 @@ def distance_biases(biases: Tensor, distance: Tensor) -> Tensor:
 
 def gather_kv(pages: Tensor, layer: int, blocks: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, Tensor]:
     """Return keys and values of these blocks, [tokens, kv_heads, dim] fp32."""
-    planes = pages[blocks.long(), layer].float()  # [blocks, 2, block_tokens, kv_heads, dim]
+    found = pages[blocks.long(), layer]  # [blocks, 2, block_tokens, kv_heads, dim]
+    planes = decode(found) if is_coded(pages.dtype) else found.float()
     return planes[:, 0].flatten(0, 1) * k_scale, planes[:, 1].flatten(0, 1) * v_scale
 
 
@@ -134,9 +137,9 @@ def check_heads(x: Tensor, name: str) -> int:
 
 
 def check_pages(q: Tensor, pages: Tensor) -> None:
-    if pages.dtype not in (q.dtype, torch.float8_e4m3fn):
-        raise ValueError(f"pages: {pages.dtype} where q is {q.dtype}; use {q.dtype} or torch.float8_e4m3fn")
-    if not pages.is_contiguous() or pages.shape[2] != 2 or pages.shape[-1] != q.shape[-1] or pages.shape[-1] % 8:
+    if pages.dtype not in (q.dtype, FP8, INT8, INT4):
+        raise ValueError(f"pages: {pages.dtype} where q is {q.dtype}; use {q.dtype}, float8_e4m3fn, int8 or uint8")
+    if not pages.is_contiguous() or pages.shape[2] != 2 or head_dim(pages) != q.shape[-1] or q.shape[-1] % 8:
         raise ValueError(
             f"pages {tuple(pages.shape)}: must be contiguous, [blocks, layers, 2, block_tokens, kv_heads, dim], with "
             f"dim a multiple of 8 and the one of q, {tuple(q.shape)}"
@@ -165,12 +168,14 @@ def paged_inputs(
     dim: int,
     block_tokens: int = 16,
     layers: int = 1,
-    fp8: bool = False,
+    kept: torch.dtype | None = None,
     window: int | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, ...]:
     """rows: tokens to compute and length of each; (0, 0) is a padded one. Blocks before the window or chunk of a row's
-    first token are released. → q, pages, table, slot, query_start, lengths, out."""
+    first token are released. kept: type of the pages, default that of q.
+
+    → q, pages, table, slot, query_start, lengths, out."""
     blocks = [-(-length // block_tokens) for _, length in rows]
     slots = len(rows) + 2
     tokens = sum(count for count, _ in rows)
@@ -187,7 +192,8 @@ def paged_inputs(
             at += number
     start = make.tensor(list(accumulate((count for count, _ in rows), initial=0)))
     lengths = make.tensor([length for _, length in rows])
-    pages = pages.to(torch.float8_e4m3fn) if fp8 else pages
+    if kept is not None:
+        pages = encode(pages, kept) if is_coded(kept) else pages.to(kept)
     return q, pages, table, slot, start, lengths, make.normal(tokens, heads, dim)
 
 
@@ -228,6 +234,38 @@ def paged_traffic(
         return pages.nbytes // pages.shape[1] + 2 * q.nbytes
     token = 2 * pages[0, 0, 0, 0].nbytes
     return token * num_keys_read(query_start, lengths, window, single, chunk) + 2 * q.nbytes
+
+
+def page_kind(pages: Tensor) -> str:
+    """Return how kernels read pages: "wide" numbers one at a time, others in pairs of neighbouring dims."""
+    kinds = {FP8: "fp8", INT8: "int8", INT4: "int4"}
+    return kinds.get(pages.dtype, "wide")
+
+
+def page_elements(pages: Tensor) -> Tensor:
+    """Return pages in the type that kernels load: the two numbers of a pair are one element."""
+    return pages.view(torch.int16) if pages.dtype in (FP8, INT8) else pages
+
+
+@jit
+def unpack_pair(x, place, index, keep, KIND: tl.constexpr, DIM: tl.constexpr):
+    """Elements of pages, [tile, half] → the first and the second number of each pair, in half precision for fp8, else
+    fp32. place: [tile, 1], where each vector begins; index: [1, half], the number of each element in its vector; keep:
+    [tile, 1]."""
+    if KIND == "fp8":
+        return unpack_e4m3(x)
+    elif KIND == "int8":
+        scale = tl.load((place + DIM // 2).to(tl.pointer_type(tl.float32)), keep, 0.0)
+        return ((x << 8) >> 8).to(tl.float32) * scale, (x >> 8).to(tl.float32) * scale
+    else:
+        # 16 pairs of a group share a scale and a minimum.
+        factors = (place + DIM // 2).to(tl.pointer_type(tl.float16))
+        group = tl.minimum(index // 16, (DIM + 31) // 32 - 1)
+        scale = tl.load(factors + group, keep, 0.0).to(tl.float32)
+        minimum = tl.load(factors + (DIM + 31) // 32 + group, keep, 0.0).to(tl.float32)
+        low = (x & 15).to(tl.float32)
+        high = (x >> 4).to(tl.float32)
+        return tl.fma(low, scale, minimum), tl.fma(high, scale, minimum)
 
 
 @jit

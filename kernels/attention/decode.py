@@ -11,7 +11,7 @@ the small matrix instructions, which take less than a third of a Hopper's issue 
 product k qᵀ, for the large ones, needs no fewer instructions and four times the memory of a tile).
 
 The dims of a head are split into two tensors: the lower and the upper half, or for 8-bit pages the even and the odd
-dims, which are loaded as pairs and converted within registers.
+dims (of 4-bit pages too), which are loaded as pairs and converted within registers.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +21,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention.common import (
+    FP8,
+    INT4,
+    INT8,
     LOG2_E,
     MIN_WIDTH,
     NO_WINDOW,
@@ -37,13 +40,15 @@ from kernels.attention.common import (
     gather_kv,
     key_counts,
     keys_in_chunk,
+    page_elements,
+    page_kind,
     paged_inputs,
     paged_traffic,
     slopes_of,
     soft_capped,
     softmax_weights,
     to_product_type,
-    unpack_e4m3,
+    unpack_pair,
     with_biases,
 )
 from kernels.attention.schedule import CHUNKS, DECODE_SCHEDULE, empty_schedule
@@ -74,7 +79,7 @@ def _reference(
     chunk: int | None = None,
     biases: Tensor | None = None,
 ) -> tuple[Tensor]:
-    """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
+    """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type, or see common.py;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
     query_start: [rows + 1] int32; schedule: from decode_schedule for these rows, this window and these key_starts;
     sinks, slopes: [heads] fp32; key_starts: [rows] int32, the first position that a row reads, None: 0; biases: [heads,
@@ -98,18 +103,18 @@ def _reference(
 
 
 @jit
-def _load(place, seen, ELEMENTS: tl.constexpr, PAIRS: tl.constexpr, TYPE: tl.constexpr):
-    """Load both halves of a head's dims for each key, in the type of products. ELEMENTS: numbers of a loaded
-    element."""
-    HALF: tl.constexpr = place.shape[1]
-    half = tl.arange(0, HALF)[None, :]
+def _load(place, half, seen, DIM: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr):
+    """Load both halves of a head's dims for each key, in the type of products. place: where each vector begins; half:
+    numbers of the elements."""
+    HALF: tl.constexpr = half.shape[1]
     keep = seen[:, None]
-    if PAIRS:
-        first, second = unpack_e4m3(tl.load(place, keep if ELEMENTS == HALF else keep & (half < ELEMENTS), 0))
+    if KIND == "wide":
+        first = tl.load(place + half, keep if DIM >= HALF else keep & (half < DIM), 0.0)
+        more = keep if DIM == 2 * HALF else keep & (half < DIM - HALF)
+        second = tl.load(place + half + HALF, more, 0.0)
     else:
-        first = tl.load(place, keep if ELEMENTS >= HALF else keep & (half < ELEMENTS), 0.0)
-        more = keep if ELEMENTS == 2 * HALF else keep & (half < ELEMENTS - HALF)
-        second = tl.load(place + HALF, more, 0.0)
+        pairs = tl.load(place + half, keep if DIM == 2 * HALF else keep & (half < DIM // 2), 0)
+        first, second = unpack_pair(pairs, place, half, keep, KIND, DIM)
     return first.to(TYPE), second.to(TYPE)
 
 
@@ -149,15 +154,17 @@ def decode_attention_kernel(
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
     REACH: tl.constexpr,
-    PAIRS: tl.constexpr,
+    KIND: tl.constexpr,
+    RECORD: tl.constexpr,
     TYPE: tl.constexpr,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Take pairs of an item and a KV head until the list is empty."""
+    """Take pairs of an item and a KV head until the list is empty. RECORD: elements of a key or value in the pages."""
+    PAIRS: tl.constexpr = KIND != "wide"
     ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # numbers of the pages in each loaded element
-    PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * DIM // ELEMENTS
+    PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * RECORD
     half = tl.arange(0, HALF)
     dim = half * ELEMENTS
     dim_2 = dim + (1 if PAIRS else HALF)
@@ -203,11 +210,11 @@ def decode_attention_kernel(
                 key = tile + tl.arange(0, TILE)
                 seen = key < stop
                 place = (block.to(tl.int64) * LAYERS + layer) * (2 * PAGE)
-                place += (key % BLOCK_TOKENS * KV_HEADS + kv_head) * (DIM // ELEMENTS)
+                place += (key % BLOCK_TOKENS * KV_HEADS + kv_head) * RECORD
                 block = tl.load(line + (key + TILE) // BLOCK_TOKENS, key + TILE < stop, 0)
-                at_k = pages + place[:, None] + half[None, :]
-                k_1, k_2 = _load(at_k, seen, DIM // ELEMENTS, PAIRS, TYPE)
-                v_1, v_2 = _load(at_k + PAGE, seen, DIM // ELEMENTS, PAIRS, TYPE)
+                at_k = pages + place[:, None]
+                k_1, k_2 = _load(at_k, half[None, :], seen, DIM, KIND, TYPE)
+                v_1, v_2 = _load(at_k + PAGE, half[None, :], seen, DIM, KIND, TYPE)
                 scores = tl.dot(q_1, tl.trans(k_1), input_precision="ieee")
                 scores = tl.dot(q_2, tl.trans(k_2), scores, input_precision="ieee")
                 if SOFTCAP:
@@ -355,7 +362,7 @@ def _triton(
     _, layers, _, block_tokens, kv_heads, _ = pages.shape
     rows = lengths.shape[0]
     items = schedule.shape[0] - 1 - rows
-    pairs = pages.dtype.itemsize == 1
+    elements = page_elements(pages)
     chosen = _settings(q, pages, biased=biases is not None)
     sums = torch.empty((items, heads, dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((items, 2, heads), dtype=torch.float32, device=q.device)
@@ -363,7 +370,7 @@ def _triton(
         decode_attention_kernel,
         (resident_programs(q.device, chosen["each"]),),
         q,
-        pages.view(torch.int16) if pairs else pages,
+        elements,
         table,
         slot,
         query_start,
@@ -396,7 +403,8 @@ def _triton(
         SINKS=sinks is not None,
         ALIBI=slopes is not None,
         REACH=0 if biases is None else biases.shape[1] // 2,
-        PAIRS=pairs,
+        KIND=page_kind(pages),
+        RECORD=elements.shape[-1],
         TYPE=compute_type(q, pages),
         GROUP=max(16, power_of_2(heads // kv_heads)),
         HALF=max(MIN_WIDTH, power_of_2(dim) // 2),
@@ -433,7 +441,7 @@ def _inputs(
     dim: int,
     block_tokens: int = 16,
     layers: int = 1,
-    fp8: bool = False,
+    kept: torch.dtype | None = None,
     window: int | None = None,
     softcap: float | None = None,
     sinks: bool = False,
@@ -444,14 +452,14 @@ def _inputs(
 ) -> tuple:
     """key_starts: first position of each row; empty: all 0."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
-        make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, window, chunk
+        make, rows, heads, kv_heads, dim, block_tokens, layers, kept, window, chunk
     )
     first = make.tensor(key_starts) if key_starts else None
     if make.meta:
         schedule = empty_schedule(len(rows), kv_heads, make.device)
     else:
         schedule = DECODE_SCHEDULE.reference(query_start, lengths, kv_heads, window, first, chunk)
-    scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
+    scales = (0.5, 2.0) if kept == FP8 else (1.0, 1.0)
     return (
         *(q, pages, layers - 1, table, slot, query_start, lengths),
         *(schedule, out, dim**-0.5, window, softcap),
@@ -514,8 +522,8 @@ DECODE_ATTENTION = Op(
         Case("group", SMALL | {"rows": ((1, 70),), "heads": 40, "kv_heads": 2, "dim": 64, "softcap": 3.0}),
         Case("wide", SMALL | {"rows": ((1, 50), (1, 17)), "heads": 7, "kv_heads": 1, "dim": 192}),
         Case("narrow", SMALL | {"rows": ((1, 50), (1, 300)), "dim": 8}),
-        Case("narrow-fp8", SMALL | {"rows": ((1, 50),), "dim": 16, "fp8": True}),
-        Case("fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True}),
+        Case("narrow-fp8", SMALL | {"rows": ((1, 50),), "dim": 16, "kept": FP8}),
+        Case("fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "kept": FP8}),
         Case(
             "key-starts",
             SMALL
@@ -527,21 +535,28 @@ DECODE_ATTENTION = Op(
             SMALL | {"rows": ((1, 100), (1, 40), (1, 21)), "key_starts": (70, 39, 5), "window": 20, "sinks": True},
         ),
         Case("key-starts-splits", SMALL | {"rows": ((1, 2700), (1, 300), (1, 3)), "key_starts": (101, 298, 1)}),
-        Case("key-starts-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "key_starts": (7, 33)}),
+        Case("key-starts-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "kept": FP8, "key_starts": (7, 33)}),
         Case("alibi", SMALL | {"rows": ((1, 37), (3, 9), (0, 0), (1, 300), (1, 64)), "heads": 6, "alibi": True}),
         Case("alibi-splits", SMALL | {"rows": ((1, 2600), (1, 3)), "block_tokens": 16, "softcap": 3.0, "alibi": True}),
-        Case("alibi-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "alibi": True, "sinks": True}),
+        Case("alibi-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "kept": FP8, "alibi": True, "sinks": True}),
         Case("biases", SMALL | {"rows": ((1, 37), (3, 9), (0, 0), (1, 300), (1, 64)), "heads": 6, "reach": 20}),
         Case(
             "biases-splits",
             SMALL | {"rows": ((1, 1100), (1, 3)), "block_tokens": 16, "reach": 500, "key_starts": (70, 1)},
         ),
-        Case("biases-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "reach": 128}),
+        Case("biases-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "kept": FP8, "reach": 128}),
         Case("chunk", SMALL | {"rows": ((1, 100), (1, 33), (1, 34), (0, 0), (2, 70)), "chunk": 33, "sinks": True}),
         Case("chunk-splits", SMALL | {"rows": ((1, 4600), (1, 2001), (1, 900)), "block_tokens": 13, "chunk": 2000}),
         Case("empty", SMALL | {"rows": ()}),
         Case("64x8192", LLAMA | {"rows": ((1, 8192),) * 64}, bench=True),
-        Case("64x8192-fp8", LLAMA | {"rows": ((1, 8192),) * 64, "fp8": True}, bench=True),
+        Case("64x8192-fp8", LLAMA | {"rows": ((1, 8192),) * 64, "kept": FP8}, bench=True),
+        Case("int8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "kept": INT8}),
+        Case("narrow-int8", SMALL | {"rows": ((1, 50),), "dim": 8, "kept": INT8, "sinks": True}),
+        Case("int4", SMALL | {"rows": ((1, 300), (3, 9), (1, 40)), "heads": 6, "dim": 64, "kept": INT4}),
+        Case("int4-partial-group", SMALL | {"rows": ((1, 70),), "dim": 80, "kept": INT4, "window": 20}),
+        Case("narrow-int4", SMALL | {"rows": ((1, 50),), "dim": 16, "kept": INT4}),
+        Case("64x8192-int8", LLAMA | {"rows": ((1, 8192),) * 64, "kept": INT8}, bench=True),
+        Case("64x8192-int4", LLAMA | {"rows": ((1, 8192),) * 64, "kept": INT4}, bench=True),
         Case("1x8192", LLAMA | {"rows": ((1, 8192),)}, bench=True),
         Case("1x131072", LLAMA | {"rows": ((1, 131072),)}, bench=True),
         Case("256x1024-group4", LLAMA | {"rows": ((1, 1024),) * 256, "heads": 32}, bench=True),

@@ -20,6 +20,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.common import (
+    FP8,
+    INT4,
+    INT8,
     LOG2_E,
     MIN_WIDTH,
     NO_WINDOW,
@@ -35,13 +38,15 @@ from kernels.attention.common import (
     first_key,
     gather_kv,
     key_counts,
+    page_elements,
+    page_kind,
     paged_inputs,
     paged_traffic,
     slopes_of,
     soft_capped,
     softmax_weights,
     to_product_type,
-    unpack_e4m3,
+    unpack_pair,
     with_biases,
 )
 from kernels.attention.prefill_schedule import PREFILL_SCHEDULE, empty_schedule, max_items, max_splits
@@ -73,7 +78,7 @@ def _reference(
     biases: Tensor | None = None,
     schedule: Tensor | None = None,
 ) -> tuple[Tensor]:
-    """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
+    """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type, or see common.py;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
     query_start: [rows + 1] int32; sinks, slopes: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's
     span, equal for none; key_starts: [rows] int32, the first position that a row reads, not after the position of its
@@ -106,13 +111,14 @@ def _reference(
 
 
 @jit
-def _load(place, mask, PAIRS: tl.constexpr, TYPE: tl.constexpr):
-    """Load keys or values in the type of products; for 8-bit pages the even and the odd dims."""
-    if PAIRS:
-        first, second = unpack_e4m3(tl.load(place, mask, 0))
-        return first.to(TYPE), second.to(TYPE)
+def _load(place, index, keep, mask, DIM: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr):
+    """Load keys or values in the type of products; for 8-bit and 4-bit pages the even and the odd dims. place: where
+    each vector begins; keep: which vectors are read; mask: and which of their elements."""
+    if KIND == "wide":
+        return tl.load(place + index, mask, 0.0).to(TYPE), 0.0
     else:
-        return tl.load(place, mask, 0.0).to(TYPE), 0.0
+        first, second = unpack_pair(tl.load(place + index, mask, 0), place, index, keep, KIND, DIM)
+        return first.to(TYPE), second.to(TYPE)
 
 
 @jit
@@ -151,14 +157,16 @@ def _tiles(
     ALIBI: tl.constexpr,
     REACH: tl.constexpr,
     SPANS: tl.constexpr,
-    PAIRS: tl.constexpr,
+    KIND: tl.constexpr,
+    RECORD: tl.constexpr,
     TYPE: tl.constexpr,
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Add the tiles from `begin` to `end`, multiples of TILE. Keys before `lowest` are not read."""
+    PAIRS: tl.constexpr = KIND != "wide"
     ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # numbers of the pages in each loaded element
-    PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * DIM // ELEMENTS
+    PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * RECORD
     dim = tl.arange(0, WIDE)[None, :]
     key = begin + tl.arange(0, TILE)
     # Block ids are loaded one tile ahead, so that the loads of several tiles can overlap.
@@ -166,16 +174,17 @@ def _tiles(
     for tile in range(begin, end, TILE):
         key = tile + tl.arange(0, TILE)
         place = (block.to(tl.int64) * LAYERS + layer) * (2 * PAGE)
-        place += (key % BLOCK_TOKENS * KV_HEADS + kv_head) * (DIM // ELEMENTS)
+        place += (key % BLOCK_TOKENS * KV_HEADS + kv_head) * RECORD
         block = tl.load(line + (key + TILE) // BLOCK_TOKENS, key + TILE < length, 0)
-        mask = (key < length)[:, None]
+        keep = (key < length)[:, None]
         if KEY_STARTS and MASKED:
-            mask &= (key >= lowest)[:, None]
+            keep &= (key >= lowest)[:, None]
+        mask = keep
         if WIDE != DIM // ELEMENTS:
             mask &= dim < DIM // ELEMENTS
-        at_k = pages + place[:, None] + dim
-        k_1, k_2 = _load(at_k, mask, PAIRS, TYPE)
-        v_1, v_2 = _load(at_k + PAGE, mask, PAIRS, TYPE)
+        at_k = pages + place[:, None]
+        k_1, k_2 = _load(at_k, dim, keep, mask, DIM, KIND, TYPE)
+        v_1, v_2 = _load(at_k + PAGE, dim, keep, mask, DIM, KIND, TYPE)
         scores = tl.dot(q_1, tl.trans(k_1), input_precision="ieee")
         if PAIRS:
             scores = tl.dot(q_2, tl.trans(k_2), scores, input_precision="ieee")
@@ -239,7 +248,8 @@ def prefill_attention_kernel(
     ALIBI: tl.constexpr,
     REACH: tl.constexpr,
     SPANS: tl.constexpr,
-    PAIRS: tl.constexpr,
+    KIND: tl.constexpr,
+    RECORD: tl.constexpr,
     TYPE: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -297,6 +307,7 @@ def prefill_attention_kernel(
 
     heads = kv_head * GROUP + member % GROUP
     slope = tl.load(slopes + heads) if ALIBI else 0.0
+    PAIRS: tl.constexpr = KIND != "wide"
     ELEMENTS: tl.constexpr = 2 if PAIRS else 1
     dim = tl.arange(0, WIDE) * ELEMENTS
     spot = heads[:, None] * DIM + dim[None, :]
@@ -356,7 +367,8 @@ def prefill_attention_kernel(
                 ALIBI,
                 REACH,
                 SPANS,
-                PAIRS,
+                KIND,
+                RECORD,
                 TYPE,
                 WIDE,
                 TILE,
@@ -490,7 +502,7 @@ def _triton(
     tokens, heads, dim = q.shape
     _, layers, _, block_tokens, kv_heads, _ = pages.shape
     rows = lengths.shape[0]
-    pairs = pages.dtype.itemsize == 1
+    kind, elements = page_kind(pages), page_elements(pages)
     chosen = _settings(q, pages, window)
     block = chosen["block"]
     programs = 0  # of the schedule, if it divides keys
@@ -506,7 +518,7 @@ def _triton(
         prefill_attention_kernel,
         (grid, kv_heads),
         q,
-        pages.view(torch.int16) if pairs else pages,
+        elements,
         table,
         slot,
         query_start,
@@ -540,9 +552,10 @@ def _triton(
         ALIBI=slopes is not None,
         REACH=0 if biases is None else biases.shape[1] // 2,
         SPANS=spans is not None,
-        PAIRS=pairs,
+        KIND=kind,
+        RECORD=elements.shape[-1],
         TYPE=compute_type(q, pages),
-        WIDE=max(MIN_WIDTH, power_of_2(dim) // (2 if pairs else 1)),
+        WIDE=max(MIN_WIDTH, power_of_2(dim) // (1 if kind == "wide" else 2)),
         BLOCK=block,
         TILE=chosen["tile"],
         DIVIDED=programs > 0,
@@ -581,7 +594,7 @@ def _inputs(
     dim: int,
     block_tokens: int = 16,
     layers: int = 1,
-    fp8: bool = False,
+    kept: torch.dtype | None = None,
     window: int | None = None,
     softcap: float | None = None,
     sinks: bool = False,
@@ -595,13 +608,13 @@ def _inputs(
     """spans: row, begin and end of each. key_starts: first position of each row; empty: all 0. programs: among which
     the keys of the step's blocks are divided."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
-        make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, *((None, None) if spans else (window, chunk))
+        make, rows, heads, kv_heads, dim, block_tokens, layers, kept, *((None, None) if spans else (window, chunk))
     )
     inside = [[0, 0] for _ in range(q.shape[0])]
     for row, begin, end in spans:
         first = sum(count for count, _ in rows[:row]) - (rows[row][1] - rows[row][0])
         inside[first + begin : first + end] = [[begin, end]] * (end - begin)
-    scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
+    scales = (0.5, 2.0) if kept == FP8 else (1.0, 1.0)
     schedule = None
     if programs:
         sizes = q.shape[0], tokens_of_block(q, pages, window), programs
@@ -704,11 +717,11 @@ PREFILL_ATTENTION = Op(
         Case("one", SMALL | {"rows": ((2, 2),)}),
         Case("mixed", SMALL | {"rows": ((9, 40), (1, 30), (0, 0), (70, 70), (2, 131)), "heads": 6}),
         Case("narrow", SMALL | {"rows": ((50, 90), (3, 5)), "dim": 8}),
-        Case("narrow-fp8", SMALL | {"rows": ((20, 30),), "dim": 16, "fp8": True}),
+        Case("narrow-fp8", SMALL | {"rows": ((20, 30),), "dim": 16, "kept": FP8}),
         Case("window", SMALL | {"rows": ((50, 190), (3, 5)), "window": 20, "sinks": True, "dim": 80}),
         Case("group", SMALL | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13}),
         Case("spans", SMALL | {"rows": ((60, 100), (5, 9)), "spans": ((0, 43, 50), (0, 60, 99), (1, 6, 8))}),
-        Case("fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True}),
+        Case("fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "kept": FP8}),
         Case(
             "key-starts",
             SMALL
@@ -724,14 +737,14 @@ PREFILL_ATTENTION = Op(
             SMALL
             | {"rows": ((60, 100), (5, 9)), "key_starts": (35, 3), "spans": ((0, 43, 50), (0, 60, 99), (1, 5, 8))},
         ),
-        Case("key-starts-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "key_starts": (66, 0)}),
+        Case("key-starts-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "kept": FP8, "key_starts": (66, 0)}),
         Case("alibi", SMALL | {"rows": ((9, 40), (1, 30), (0, 0), (70, 70), (2, 131)), "heads": 6, "alibi": True}),
         Case(
             "alibi-group",
             SMALL
             | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13, "alibi": True},
         ),
-        Case("alibi-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "alibi": True, "sinks": True}),
+        Case("alibi-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "kept": FP8, "alibi": True, "sinks": True}),
         Case("biases", SMALL | {"rows": ((9, 40), (1, 30), (0, 0), (70, 70), (2, 131)), "heads": 6, "reach": 20}),
         Case(
             "biases-group",
@@ -739,20 +752,27 @@ PREFILL_ATTENTION = Op(
             | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13, "reach": 100}
             | {"key_starts": (75,)},
         ),
-        Case("biases-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "reach": 7}),
+        Case("biases-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "kept": FP8, "reach": 7}),
         Case("chunk", SMALL | {"rows": ((70, 300), (40, 40), (3, 66), (1, 9)), "chunk": 33, "sinks": True}),
         Case("chunk-tiles", SMALL | {"rows": ((70, 300), (9, 700)), "chunk": 256, "block_tokens": 13}),
-        Case("chunk-fp8", SMALL | {"rows": ((50, 90), (4, 4)), "dim": 96, "fp8": True, "chunk": 20}),
+        Case("chunk-fp8", SMALL | {"rows": ((50, 90), (4, 4)), "dim": 96, "kept": FP8, "chunk": 20}),
         Case("empty", SMALL | {"rows": ()}),
         Case("split", SMALL | {"rows": ((9, 1100), (1, 30), (3, 700)), "programs": 9}),
         Case("split-window", SMALL | {"rows": ((5, 1100), (3, 5)), "window": 600, "sinks": True, "programs": 7}),
-        Case("split-fp8", SMALL | {"rows": ((20, 1290),), "dim": 96, "fp8": True, "softcap": 3.0, "programs": 5}),
+        Case("split-fp8", SMALL | {"rows": ((20, 1290),), "dim": 96, "kept": FP8, "softcap": 3.0, "programs": 5}),
         Case("8192", LLAMA | {"rows": ((8192, 8192),)}, bench=True),
         Case("4x2048", LLAMA | {"rows": ((2048, 2048),) * 4}, bench=True),
         Case("2048-of-32768", LLAMA | {"rows": ((2048, 32768),)}, bench=True),
         Case("50-of-20050", LLAMA | {"rows": ((50, 20050),), "programs": 33}, bench=True),
-        Case("50-of-20050-fp8", LLAMA | {"rows": ((50, 20050),), "programs": 33, "fp8": True}, bench=True),
-        Case("2048-of-32768-fp8", LLAMA | {"rows": ((2048, 32768),), "fp8": True}, bench=True),
+        Case("50-of-20050-fp8", LLAMA | {"rows": ((50, 20050),), "programs": 33, "kept": FP8}, bench=True),
+        Case("2048-of-32768-fp8", LLAMA | {"rows": ((2048, 32768),), "kept": FP8}, bench=True),
+        Case("int8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "kept": INT8}),
+        Case("narrow-int8", SMALL | {"rows": ((20, 30),), "dim": 8, "kept": INT8}),
+        Case("int4", SMALL | {"rows": ((20, 90), (1, 5), (4, 4)), "heads": 6, "dim": 64, "kept": INT4}),
+        Case("int4-partial-group", SMALL | {"rows": ((20, 90),), "dim": 80, "kept": INT4, "window": 20}),
+        Case("narrow-int4", SMALL | {"rows": ((20, 30),), "dim": 16, "kept": INT4, "softcap": 3.0}),
+        Case("2048-of-32768-int8", LLAMA | {"rows": ((2048, 32768),), "kept": INT8}, bench=True),
+        Case("2048-of-32768-int4", LLAMA | {"rows": ((2048, 32768),), "kept": INT4}, bench=True),
         Case("8192-gpt-oss", LLAMA | {"rows": ((8192, 8192),), "heads": 64, "dim": 64, "sinks": True}, bench=True),
         Case(
             "8192-gpt-oss-window",

@@ -228,7 +228,10 @@ template <class T> static Chunk<T> gather_chunk(const Attend& op, const Step& st
     return chunk;
 }
 
-// Widens the chunk into `room`, with scales separate.
+// Pages whose elements are no numbers on their own: 4 bits, which have their scales applied where they are widened.
+template <class T> constexpr bool is_packed = std::is_same_v<T, nibbles>;
+
+// Widens the chunk into `room`, with the scales of 8-bit pages separate.
 template <class T> static Chunk<float> widen_chunk(const Attend& op, const Step& step, const Piece& piece, int64_t head,
                                                    int64_t low, int64_t high, const Workspace& room) {
     const int64_t size = padded(op.value_dim);
@@ -238,20 +241,15 @@ template <class T> static Chunk<float> widen_chunk(const Attend& op, const Step&
     chunk.to = chunk.from + high - low;
     for (int64_t n = 0; n < CHUNK / W; n++) chunk.keys[n] = room.keys + n * W;
     for (int64_t j = 0; j < CHUNK; j++) chunk.values[j] = room.values + j * size;
-    auto copy = [](const T* from, float* to, int64_t count) {
-        int64_t i = 0;
-        for (; i + W <= count; i += W) store(to + i, load(from + i));
-        for (; i < count; i++) to[i] = widen(from[i]);
-    };
     runs<T>(op, step, piece, head, low, high, [&](auto keys, auto values, int64_t token, int64_t at, int64_t count) {
-        if (op.latent)
-            for (int64_t j = 0; j < count; j++)
+        if constexpr (!is_packed<T>) {
+            for (int64_t j = 0; op.latent && j < count; j++)
                 for (int64_t d = 0; d < op.dim; d++) room.keys[d * CHUNK + at + j] = widen(values.data[(token + j) * op.dim + d]);
-        else
-            for (int64_t d = 0; d < op.dim; d++) copy(keys.data + d * keys.tokens + token, room.keys + d * CHUNK + at, count);
+        }
+        if (!op.latent) widen_keys(keys, token, count, room.keys + at, CHUNK);
         for (int64_t j = 0; j < count; j++) {
             float* row = room.values + (at + j) * size;
-            copy(values.data + (token + j) * op.dim, row, op.value_dim);
+            widen_value(values, token + j, op.value_dim, row);
             std::fill(row + op.value_dim, row + size, 0.f);
         }
     });
@@ -352,7 +350,16 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
     std::fill_n(room.split_sums, vectors * size, 0.f);
     std::fill_n(room.weights, vectors * W, 0.f);
     auto end = [&](int64_t from) { return std::min(high, (from / CHUNK + 1) * CHUNK); };
-    if (whole && (vectors <= TILE || sizeof(T) == 4)) {
+    auto widened = [&] {
+        for (int64_t at = low; at < high; at = end(at)) {
+            Chunk<float> chunk = widen_chunk<T>(op, step, piece, head, at, end(at), room);
+            find_scales<T>(op, step, piece, head, at, end(at), room, chunk);
+            attend_chunk<false>(op, step, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
+        }
+    };
+    if constexpr (is_packed<T>) {
+        widened();
+    } else if (whole && (vectors <= TILE || sizeof(T) == 4)) {
         Chunk<T> chunk = gather_chunk<T>(op, step, piece, head, low, end(low));
         for (int64_t at = low; at < high; at = end(at)) {
             const int64_t then = end(at);
@@ -363,11 +370,7 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
             chunk = next;
         }
     } else {
-        for (int64_t at = low; at < high; at = end(at)) {
-            Chunk<float> chunk = widen_chunk<T>(op, step, piece, head, at, end(at), room);
-            find_scales<T>(op, step, piece, head, at, end(at), room, chunk);
-            attend_chunk<false>(op, step, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
-        }
+        widened();
     }
     for (int64_t i = 0; i < vectors; i++) room.split[size_t(i)].weight = ::sum(load(room.weights + i * W));
 }

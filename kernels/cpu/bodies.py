@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kernels.cpu import program as cpu
 from kernels.cpu.packing import Packed, pack
-from kernels.cpu.pages import from_native, head_dim, to_native
+from kernels.cpu.pages import from_native, to_native
 from kernels.cpu.program import Program, StepData, Team
+from kernels.page_codes import head_dim
 
 
 @dataclass(frozen=True)

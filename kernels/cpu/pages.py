@@ -1,59 +1,62 @@
 """Pages in the order of the compiled kernels (pages.h): a KV head's keys as [dim, token], its values as [token, dim].
 
 The tensor has the usual shape, [blocks, layers, 2, block_tokens, kv_heads, dim], and the usual number of bytes. Only
-these kernels know the order within a plane [block_tokens, kv_heads, dim] of it. Pages of 8 bits are int8 with dim + 4
-bytes for each key and each value: x / scale to the nearest integer, and its scale, largest |x| / 127, as 4 bytes of a
-float32, which follow the [dim, token] or [token, dim] of their head.
+these kernels know the order within a plane [block_tokens, kv_heads, dim] of it. In pages of 8 and 4 bits
+(kernels/page_codes.py) the codes of a head come first, in bytes instead of dims, and its scales follow: of 8 bits one
+for each token, of 4 bits [factor, token] for keys and [token, factor] for values.
 """
 
 import torch
 from torch import Tensor
 
-SCALE_BYTES = 4  # of each key and each value in pages of 8 bits
+from kernels.page_codes import head_dim
 
 
-def head_dim(pages: Tensor) -> int:
-    """Return the head dimension of pages in either order."""
-    return int(pages.shape[-1]) - (SCALE_BYTES if pages.dtype == torch.int8 else 0)
+def _code_size(pages: Tensor) -> int:
+    """Return the elements of the last axis that hold codes, not scales."""
+    dim = head_dim(pages)
+    return dim // 2 if pages.dtype == torch.uint8 else dim
+
+
+def _factor_type(pages: Tensor) -> torch.dtype:
+    return torch.float16 if pages.dtype == torch.uint8 else torch.float32
 
 
 def to_native(pages: Tensor) -> Tensor:
-    """Copy pages from the order of their shape to the order of the compiled kernels. In 8-bit pages each key and each
-    value ends with its scale."""
+    """Copy pages from the order of their shape to the order of the compiled kernels."""
     out = torch.empty_like(pages)
-    dim = head_dim(pages)
+    size = _code_size(pages)
     for value in (0, 1):
-        by_head = pages[:, :, value].transpose(2, 3)  # [blocks, layers, kv_heads, block_tokens, dim]
-        data = by_head[..., :dim] if value else by_head[..., :dim].transpose(3, 4)
-        parts = torch.cat((data.flatten(3), by_head[..., dim:].flatten(3)), 3)
-        out[:, :, value] = parts.reshape(out[:, :, value].shape)
+        by_head = pages[:, :, value].transpose(2, 3)  # [blocks, layers, kv_heads, block_tokens, bytes or dim]
+        parts = [_turned(by_head[..., :size], value)]
+        if by_head.shape[-1] > size:
+            factors = _copied(by_head[..., size:]).view(_factor_type(pages))
+            parts.append(_copied(_turned(factors, value)).view(pages.dtype))
+        out[:, :, value] = torch.cat([part.flatten(3) for part in parts], 3).reshape(out[:, :, value].shape)
     return out
 
 
 def from_native(pages: Tensor) -> Tensor:
     """The way back."""
     out = torch.empty_like(pages)
-    dim, (blocks, layers, _, tokens, heads, _) = head_dim(pages), pages.shape
+    size, (blocks, layers, _, tokens, heads, width) = _code_size(pages), pages.shape
     for value in (0, 1):
         parts = pages[:, :, value].reshape(blocks, layers, heads, -1)
-        data = parts[..., : tokens * dim].unflatten(3, (tokens, dim) if value else (dim, tokens))
-        data = data if value else data.transpose(3, 4)
-        scales = (
-            parts[..., tokens * dim :].unflatten(3, (tokens, -1)) if parts.shape[3] > tokens * dim else data[..., :0]
-        )
-        out[:, :, value] = torch.cat((data, scales), 4).transpose(2, 3)
+        shape = (tokens, size) if value else (size, tokens)
+        found = [_turned(parts[..., : tokens * size].unflatten(3, shape), value)]
+        if width > size:
+            factors = _copied(parts[..., tokens * size :]).view(_factor_type(pages))
+            shape = (tokens, -1) if value else (-1, tokens)
+            found.append(_copied(_turned(factors.unflatten(3, shape), value)).view(pages.dtype))
+        out[:, :, value] = torch.cat(found, 4).transpose(2, 3)
     return out
 
 
-def quantized_pages(pages: Tensor) -> Tensor:
-    """Quantize pages of finite numbers in the order of their shape to 8 bits."""
-    scales = pages.abs().amax(-1, keepdim=True).float() / 127
-    whole = torch.where(scales > 0, pages / scales, 0.0).round().clamp(-127, 127)
-    return torch.cat((whole.to(torch.int8), scales.contiguous().view(torch.int8)), -1)
+def _turned(x: Tensor, value: int) -> Tensor:
+    """Exchange tokens and dims of keys."""
+    return x if value else x.transpose(3, 4)
 
 
-def dequantized_pages(pages: Tensor) -> Tensor:
-    """Dequantize 8-bit pages in the order of their shape to float32."""
-    dim = head_dim(pages)
-    scales = pages[..., dim:].contiguous().view(torch.float32)
-    return pages[..., :dim].float() * scales
+def _copied(x: Tensor) -> Tensor:
+    """Copy to rows of adjacent elements, also where an axis of size 1 has another stride."""
+    return x.clone(memory_format=torch.contiguous_format)

@@ -276,7 +276,8 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
             if (step.page_type == F32) run_attention<float>(op, runner, step, scratch);
             else if (step.page_type == BF16) run_attention<bf16>(op, runner, step, scratch);
             else if (step.page_type == F16) run_attention<fp16>(op, runner, step, scratch);
-            else run_attention<int8_t>(op, runner, step, scratch);
+            else if (step.page_type == I8) run_attention<int8_t>(op, runner, step, scratch);
+            else run_attention<nibbles>(op, runner, step, scratch);
             runner.team.wait();
         }
         if (ops[first].kind == SELECT) {

@@ -11,7 +11,7 @@ enum Kind : int32_t {
     DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, SCALE_QUERIES, LORA_SHRINK, LORA_EXPAND, RG_LRU,
     LORA_EXPERTS, SELECT, KINDS
 };
-enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
+enum Type : int32_t { F32, BF16, F16, I8, I4 };  // I8, I4: of pages alone
 constexpr int32_t EMBED_BLOCKS = 16;  // type of a table of blocks of ggml: this and its Form
 enum NormKind : int32_t { RMS, LAYER };
 enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU, QUICK_GELU };

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from kernels.cpu.library import ACTIVATIONS, BF16_VARIANTS, MissingKernels, Tiling, load
 from kernels.cpu.packing import FORMS, Packed
-from kernels.cpu.pages import head_dim
 from kernels.cpu.shm_collective import CollectiveAborted, ShmCollective
+from kernels.page_codes import head_dim
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 EMBED_BLOCKS = 16  # type of a table of blocks of ggml: this and the index of its form
-PAGE_TYPES = TYPES | {torch.int8: 3}
+PAGE_TYPES = TYPES | {torch.int8: 3, torch.uint8: 4}  # uint8: two numbers of 4 bits
 ACTS = {name: number for number, name in enumerate(ACTIVATIONS)}
 SCORES = {"softmax": 0, "softmax_chosen": 1, "sigmoid": 2}
 RMS, LAYER = 0, 1

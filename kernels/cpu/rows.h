@@ -134,7 +134,8 @@ static void write_kv(const RopeKV& op, const float* k, int64_t token, const Step
                 case F32: write_page(x, Part<float>(step, block, op.layer, value, head), offset, value); break;
                 case BF16: write_page(x, Part<bf16>(step, block, op.layer, value, head), offset, value); break;
                 case F16: write_page(x, Part<fp16>(step, block, op.layer, value, head), offset, value); break;
-                default: write_page(x, Part<int8_t>(step, block, op.layer, value, head), offset, value);
+                case I8: write_page(x, Part<int8_t>(step, block, op.layer, value, head), offset, value); break;
+                default: write_page(x, Part<nibbles>(step, block, op.layer, value, head), offset, value);
             }
         }
 }

@@ -12,15 +12,19 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 from transformers import PretrainedConfig
 
-PERMUTED = ("llama", "granite", "granitemoe", "arcee", "minicpm", "smollm3", "mistral3", "olmo")
+PERMUTED = (
+    *("llama", "granite", "granitemoe", "granitehybrid", "arcee", "minicpm", "smollm3", "mistral3"),
+    *("olmo", "internlm2"),
+)
 PLAIN: Mapping[str, Type] = {}
 SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,)}  # places of float16 numbers in a block
 SCALES |= dict.fromkeys((Type.Q4_K, Type.Q5_K, Type.Q4_1, Type.Q5_1), (0, 2))
-ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron")  # the converter adds 1 to weights of norms
+ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next")  # the converter adds 1 to weights of norms
 
 
 @dataclass(frozen=True)
@@ -99,22 +103,24 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _keys(c: PretrainedConfig) -> dict[str, Any]:
     """Return the keys that the converter writes for every kind."""
-    rope = c.rope_parameters.get("full_attention", c.rope_parameters)
+    rope = getattr(c, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0}
+    rope = rope.get("full_attention", rope)
     found = {
         "block_count": c.num_hidden_layers,
-        "context_length": c.max_position_embeddings,
+        "context_length": getattr(c, "max_position_embeddings", 2**20),
         "embedding_length": c.hidden_size,
-        "feed_forward_length": c.intermediate_size,
-        "attention.head_count": c.num_attention_heads,
+        "feed_forward_length": getattr(c, "intermediate_size", None) or 4 * c.hidden_size,
+        "attention.head_count": getattr(c, "num_attention_heads", 0),
         "attention.head_count_kv": getattr(c, "num_key_value_heads", None),
         "rope.freq_base": float(rope["rope_theta"]),
         "attention.key_length": getattr(c, "head_dim", None),
         "tokenizer.ggml.eos_token_id": 2,
     }
     eps = getattr(c, "rms_norm_eps", getattr(c, "norm_eps", None))
-    layer_eps = next(
-        (getattr(c, one) for one in ("layer_norm_eps", "norm_epsilon", "norm_eps") if hasattr(c, one)), None
-    )
+    names = "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"
+    layer_eps = next((getattr(c, one) for one in names if hasattr(c, one)), None)
+    if eps is None and c.model_type.startswith("mamba"):
+        eps, layer_eps = layer_eps, None
     found |= {"attention.layer_norm_rms_epsilon": eps, "attention.layer_norm_epsilon": layer_eps}
     if rope["rope_type"] in ("yarn", "linear"):
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
@@ -136,6 +142,9 @@ def _tensors(model: Any, kind: str) -> dict[str, Tensor]:
                 path, last = changed.removesuffix("_bias"), "bias"
             if changed.endswith("sinks"):
                 path, last = changed, "weight"
+            if (bare := known.get_name(changed)) is not None:  # A and D of a recurrence
+                found[bare] = value
+                continue
             own = known.get_name(path)
             assert own is not None, changed
             found[f"{own}.{last}"] = value
@@ -145,6 +154,8 @@ def _tensors(model: Any, kind: str) -> dict[str, Tensor]:
 def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]]:
     """Return the tensors that are written for one tensor, under names that the package knows."""
     stem, _, last = name.rpartition(".")
+    if (changed := _recurrent(name, tensor, config, kind) or _fused(name, tensor, config, kind)) is not None:
+        return changed
     if kind in PERMUTED and re.search(r"\b[qk]_proj\.", name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         return [(name, tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape))]
@@ -174,3 +185,44 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
         gate, up = tensor.chunk(2)
         return [(f"{layer}.shared_expert.gate_proj.weight", gate), (f"{layer}.shared_expert.up_proj.weight", up)]
     return [(name.replace("moe.router.", "moe.router.layer.").replace(".moe_statics.", "."), tensor)]
+
+
+def _recurrent(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]] | None:
+    """Return the changed tensors of a recurrence: A instead of its logarithm, one column for each head of Mamba-2, and
+    the projections of Qwen3-Next with all rows of q before the rows of k, v and z."""
+    if name.endswith(".A_log"):
+        tensor = -tensor.exp()
+    if name.endswith((".A_log", "mixer.D", "mamba.D")):
+        return [(name, tensor.unsqueeze(1) if tensor.ndim == 1 and kind in ("mamba2", "granitehybrid") else tensor)]
+    if name.endswith(".dt_bias"):
+        return [(name.replace(".dt_bias", ".dt_proj.bias"), tensor)]
+    if "conv1d.weight" in name:
+        return [(name, tensor.squeeze(1))]
+    if kind in ("mamba2", "granitehybrid") and name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
+        groups = getattr(config, "n_groups", None) or config.mamba_n_groups
+        return [(name, tensor.view(groups, -1))]
+    if name.endswith("linear_attn.norm.weight"):
+        return [(name, tensor)]
+    if name.endswith("in_proj_qkvz.weight"):
+        heads, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+        keys, values = config.linear_key_head_dim, each * config.linear_value_head_dim
+        parts = tensor.view(heads, -1, tensor.shape[1]).split([keys, keys, values, values], 1)
+        q, k, v, z = (part.reshape(-1, tensor.shape[1]) for part in parts)
+        base = name.removesuffix("in_proj_qkvz.weight")
+        return [(f"{base}in_proj_qkv.weight", torch.cat((q, k, v))), (f"{base}in_proj_z.weight", z)]
+    return None
+
+
+def _fused(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]] | None:
+    """Return the tensors that are written for fused projections: all rows of q, then of k, then of v; no transposed
+    matrices."""
+    if kind in ("gpt2",) and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        return [(name, tensor.t())]
+    if kind == "bloom":
+        name = name.removeprefix("transformer.")
+    if "query_key_value" not in name:
+        return [(name, tensor)] if kind == "bloom" else None
+    heads = config.num_attention_heads
+    groups = config.num_kv_heads if kind == "falcon" else heads
+    parts = tensor.view(groups, heads // groups + 2, -1, *tensor.shape[1:]).split([heads // groups, 1, 1], 1)
+    return [(name, torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts]))]

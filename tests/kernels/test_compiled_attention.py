@@ -12,11 +12,12 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from kernels.cpu import bodies
 from kernels.cpu.library import usable
-from kernels.cpu.pages import dequantized_pages, from_native, to_native
+from kernels.cpu.pages import from_native, to_native
 from kernels.cpu.program import Team
+from kernels.page_codes import decode, vector_bytes
 
 LAYERS, LAYER = 2, 1
-TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8)
 POISON = 12345.0
 
 
@@ -34,6 +35,40 @@ def eight_bits(x):
     return torch.cat((whole, scale.contiguous().view(torch.int8)), -1)
 
 
+def four_bits(x):
+    """[…, dim] → […, bytes] uint8: 16 steps from the smallest to the largest of each 32 dims, written out per group."""
+    codes, scales, minima = [], [], []
+    for group in (x[..., at : at + 32].float() for at in range(0, x.shape[-1], 32)):
+        scales.append(((group.amax(-1) - group.amin(-1)) / 15).half())
+        minima.append(group.amin(-1).half())
+        scale, least = scales[-1].float().unsqueeze(-1), minima[-1].float().unsqueeze(-1)
+        codes.append(torch.where(scale > 0, (group - least) / scale, 0.0).round().clamp(0, 15))
+    codes = torch.cat(codes, -1).to(torch.int16)
+    packed = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+    return torch.cat((packed, torch.stack(scales + minima, -1).view(torch.uint8)), -1)
+
+
+def from_four_bits(x, dim):
+    codes = torch.stack((x[..., : dim // 2] % 16, x[..., : dim // 2] // 16), -1).flatten(-2).float()
+    factors = x[..., dim // 2 :].contiguous().view(torch.float16).float()
+    count = factors.shape[-1] // 2
+    return torch.cat(
+        [
+            codes[..., 32 * i : 32 * i + 32] * factors[..., i : i + 1] + factors[..., count + i : count + i + 1]
+            for i in range(count)
+        ],
+        -1,
+    )
+
+
+def in_pages(x, dtype):
+    """Keys and values [.., dim] as pages hold them, and the numbers that they then are."""
+    if dtype == torch.uint8:
+        return (kept := four_bits(x)), from_four_bits(kept, x.shape[-1])
+    kept = eight_bits(x) if dtype == torch.int8 else x.to(dtype)
+    return kept, decode(kept) if dtype == torch.int8 else kept
+
+
 class Rows:
     """Rows of (count, length) with queries for the last positions and pages for all positions.
 
@@ -49,9 +84,11 @@ class Rows:
         blocks = [-(-length // block) for _, length in rows]
         self.table = torch.zeros(len(rows), max(blocks), dtype=torch.int64)
         nothing = torch.full((2, kv_heads, dim), math.nan)
-        stored = eight_bits(nothing.nan_to_num(3e38)) if dtype == torch.int8 else nothing.to(dtype)
+        stored = in_pages(nothing.nan_to_num(3e38) if dtype in (torch.int8, torch.uint8) else nothing, dtype)[0]
         if dtype == torch.int8:
             stored[..., dim:] = torch.tensor([math.nan]).view(torch.int8)
+        if dtype == torch.uint8:
+            stored[..., dim // 2 :] = 255  # NaN in float16
         self.pages = stored[None, None, :, None].repeat(sum(blocks) + 1, LAYERS, 1, block, 1, 1)
         order = iter((torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(1)) + 1).tolist())
         for row, (count, length) in enumerate(rows):
@@ -59,8 +96,8 @@ class Rows:
             drawn = torch.randn((length, heads + 2 * kv_heads, dim), generator=draw)
             q.append(drawn[length - count :, :heads])
             kv = drawn[:, heads:].unflatten(1, (2, kv_heads))
-            kv = eight_bits(kv) if dtype == torch.int8 else kv.to(dtype)
-            self.kv.append((dequantized_pages(kv) if dtype == torch.int8 else kv).double())
+            kv, numbers = in_pages(kv, dtype)
+            self.kv.append(numbers.double())
             needed = 0 if window is None else max(0, length - count - window + 1)
             needed = needed if chunk is None else (length - count) // chunk * chunk
             for number in range(blocks[row]):
@@ -170,6 +207,7 @@ def test_spans_equal_torch(team, dtype, dim, window):
 @pytest.mark.parametrize("dim", [32, 64, 80, 96, 112, 128, 192, 256, 24, 20, 3])
 @pytest.mark.sampled(3)
 def test_heads_of_every_size_equal_torch(team, dim, dtype):
+    dim += -dim % 4 if dtype == torch.uint8 else 0  # a multiple of 4 in pages of 4 bits
     for heads, kv_heads, window, block in ((4, 2, None, 16), (14, 2, 50, 16), (3, 3, 7, 32), (7, 1, None, 5)):
         rows = Rows(MIXED, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, window=window, block=block)
         near(rows.attend(team), rows.torch())
@@ -325,25 +363,27 @@ def test_query_is_identical_in_any_chunk_and_batch(team, dtype, share, dim, bloc
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("block", [1, 3, 16])
 def test_page_layout_round_trip(dtype, block):
-    pages = Rows([(1, 40)], dim=5, dtype=dtype, block=block).pages
+    dim = 36 if dtype == torch.uint8 else 5
+    pages = Rows([(1, 40)], dim=dim, dtype=dtype, block=block).pages
     native = to_native(pages)
     assert native.shape == pages.shape and native.dtype == dtype
     assert torch.equal(from_native(native).view(torch.int8), pages.view(torch.int8))
     bytes_of = native[3, LAYER, :].flatten(1).unflatten(1, (2, -1))  # [k or v, kv_heads, …] of one block
-    keys = bytes_of[0, :, : 5 * block].unflatten(1, (5, block))
-    values = bytes_of[1, :, : 5 * block].unflatten(1, (block, 5))
-    assert torch.equal(keys.permute(2, 0, 1), pages[3, LAYER, 0, ..., :5])
-    assert torch.equal(values.transpose(0, 1), pages[3, LAYER, 1, ..., :5])
+    size = dim // 2 if dtype == torch.uint8 else dim
+    keys = bytes_of[0, :, : size * block].unflatten(1, (size, block))
+    values = bytes_of[1, :, : size * block].unflatten(1, (block, size))
+    assert torch.equal(keys.permute(2, 0, 1), pages[3, LAYER, 0, ..., :size])
+    assert torch.equal(values.transpose(0, 1), pages[3, LAYER, 1, ..., :size])
 
 
-# Pages of 8 bits as HEADS writes them.
+# Contents of pages of 8 and 4 bits.
 
 
-def written(team, kv, block=4):
-    """kv: [2, tokens, kv_heads, dim] → the same as pages of 8 bits hold it, [2, tokens, kv_heads, dim + 4]."""
+def written(team, kv, block=4, dtype=torch.int8):
+    """kv: [2, tokens, kv_heads, dim] → the same as pages of 8 or 4 bits hold it, [2, tokens, kv_heads, bytes]."""
     _, tokens, kv_heads, dim = kv.shape
     blocks = -(-tokens // block) + 2
-    pages = torch.full((blocks, 1, 2, block, kv_heads, dim + 4), 77, dtype=torch.int8)
+    pages = torch.full((blocks, 1, 2, block, kv_heads, vector_bytes(dim, dtype)), 77, dtype=dtype)
     qkv = torch.cat((torch.zeros(tokens, 1, dim), *kv), 1)
     bodies.qk_norm_rope_kv(team, qkv, pages, 0, torch.arange(tokens) + block, 1, None, "rms", 0.0, None, None, False)
     assert (pages[0] == 77).all() and (pages[-1] == 77).all()
@@ -357,15 +397,40 @@ def test_keys_and_values_are_quantized_by_their_own_maximum(team, dim):
     found = written(team, kv)
     scales = found[..., dim:].contiguous().view(torch.float32)
     torch.testing.assert_close(scales, kv.abs().amax(-1, keepdim=True) / 127, rtol=1e-6, atol=0)
-    assert ((dequantized_pages(found) - kv).abs() <= 0.5001 * scales).all()
+    assert ((decode(found) - kv).abs() <= 0.5001 * scales).all()
     assert (found[..., :dim].abs().amax(-1) == 127).all()
+
+
+@pytest.mark.parametrize("dim", [4, 24, 64, 80])
+def test_groups_of_keys_and_values_are_quantized_between_their_own_ends(team, dim):
+    draw = torch.Generator().manual_seed(dim)
+    kv = torch.randn((2, 9, 2, dim), generator=draw) * 10.0 ** torch.randint(-2, 3, (2, 9, 2, dim), generator=draw)
+    kv[:, 3], kv[:, 4] = 0.25, 0.0  # all of a group the same
+    found = written(team, kv, dtype=torch.uint8)
+    want = four_bits(kv)
+    # a tie may fall either way, where the inverse of a scale is rounded
+    assert ((found.int() - want.int()).abs() <= 16).all() and (found != want).float().mean() < 0.005
+    assert torch.equal(found[..., dim // 2 :], want[..., dim // 2 :])
+    assert torch.equal(decode(found), from_four_bits(found, dim))
+    assert torch.equal(decode(found)[:, 3:5], kv[:, 3:5])
+
+
+def test_extreme_and_nonfinite_values_are_finite_in_4_bits(team):
+    kv = torch.ones(2, 5, 1, 4)
+    kv[:, 0], kv[:, 1], kv[:, 2] = 0.0, 1e-40, 3e38
+    kv[:, 3, 0] = torch.tensor([math.nan, math.inf, -math.inf, 2.0])
+    kv[:, 4, 0] = torch.tensor([-3e38, 3e38, 0.0, 1.0])
+    got = decode(written(team, kv, dtype=torch.uint8))
+    assert (got[:, :2] == 0).all() and got.isfinite().all() and got.half().isfinite().all()
+    assert torch.equal(got[:, 2], torch.full((2, 1, 4), 32768.0))
+    torch.testing.assert_close(got[:, 3, 0], torch.tensor([0.0, 0.0, 0.0, 2.0]).expand(2, 4), rtol=1e-3, atol=0)
 
 
 def test_extreme_and_nonfinite_values_are_stored_finite(team):
     kv = torch.ones(2, 5, 1, 4)
     kv[:, 0], kv[:, 1], kv[:, 2] = 0.0, 1e-40, 3e38
     kv[:, 3, 0] = torch.tensor([math.nan, math.inf, -math.inf, 2.0])
-    got = dequantized_pages(written(team, kv))
+    got = decode(written(team, kv))
     assert (got[:, :2] == 0).all() and got.isfinite().all()
     torch.testing.assert_close(got[:, 2], kv[:, 2])
     assert torch.equal(got[:, 3, 0], torch.tensor([0.0, 0.0, 0.0, 2.0]).expand(2, 4))

@@ -13,6 +13,7 @@ from kernels.cpu.program import Team
 from kernels.jit import installed
 from kernels.op import Case, Make, Op, tensors
 from kernels.ops import OPS
+from kernels.page_codes import decode, is_coded
 from tests.tiers import NIGHTLY
 
 pytestmark = [
@@ -124,12 +125,22 @@ def error(want, got):
     return float(difference.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
+def same_codes(want, got):
+    """Pages of 8 or 4 bits: a few codes may be off by one step, where sums of a norm differ in their last bits."""
+    want, got = decode(want), decode(got)
+    step = (want.amax(-1, keepdim=True) - want.amin(-1, keepdim=True)) / 15
+    off = (want - got).abs()
+    return bool((off <= 1.01 * step).all()) and float((off > 1e-3 * step).float().mean()) < 0.02
+
+
 def compare(op, case, dtype, wanted, given):
     assert len(wanted) == len(given)
     for number, (want, got) in enumerate(zip(wanted, given, strict=True)):
         where = f"{op.name}, case {case.id}, output {number}"
         assert want.shape == got.shape and want.dtype == got.dtype, where
-        if not want.is_floating_point():
+        if want.ndim == 6 and is_coded(want.dtype):
+            assert same_codes(want, got), where
+        elif not want.is_floating_point():
             assert torch.equal(want, got), where
         elif (
             want.element_size() == 1

@@ -153,12 +153,12 @@ class Quantization(Section):
     has its own format, also if it is tied."""
     keep: bool = declare(True, effect=ENGINE)
     """Store weights rounded to int8, int6 or int4 in the user's cache folder, for the next start."""
-    kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = declare(
+    kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8", "int4"] = declare(
         "auto",
         effect=NUMBERS,
         target="engine.quantization.kv_cache",
         aliases={"vLLM": "kv_cache_dtype", "llama.cpp": ("cache_type_k", "cache_type_v")},
     )
     """Number format of the KV cache. auto: on a GPU the activations' type; on a CPU the checkpoint's, and float16 for
-    GGUF files and with 8-bit or 4-bit weights. fp8 requires a GPU. int8 requires compiled kernels of a CPU and costs
-    about 0.1 % of perplexity."""
+    GGUF files and with 8-bit or 4-bit weights. fp8 requires a GPU. int8 has a scale for each head and token, int4 a
+    scale and a minimum for each 32 dims of a head; both run on a CPU and a GPU. docs/performance.md has their cost."""

@@ -225,8 +225,8 @@ def test_an_answer_takes_milliseconds() -> None:
 
 
 def test_conflicts_name_written_keys_before_open_ones() -> None:
-    """int8 pages can go neither with Triton, which is written, nor with the GPU, which auto takes."""
-    found = conflict(Situation(FACTS["four GPUs"], {"kernels": "triton", "kv_cache": "int8", "tensor": 1}))
+    """fp8 pages do not go with torch kernels, which are written, on any device."""
+    found = conflict(Situation(FACTS["four GPUs"], {"kernels": "torch", "kv_cache": "fp8", "tensor": 1}))
     assert [one.name for one in found.written] == ["kernels", "kv_cache"] and found.open == ()
 
 

@@ -436,6 +436,10 @@ def test_pages_of_whole_numbers_have_a_scale_for_each_key_and_value(tmp_path: Pa
     assert small.engines[0].quantization.kv_cache == "int8"
     assert plain.memory.block_bytes == 2 * BLOCK
     assert small.memory.block_bytes == LAYERS * 2 * 16 * KV_HEADS * (DIM + 4)
+    for machine in (COMPILED, GPU_KERNELS, CPU):
+        least = planned(tmp_path, "quantization.kv_cache=int4", machine=machine)
+        # half a byte for each dim; a float16 scale and minimum for each 32 dims
+        assert least.memory.block_bytes == LAYERS * 2 * 16 * KV_HEADS * (DIM // 2 + 4 * -(-DIM // 32))
 
 
 @pytest.mark.parametrize("machine", [CPU, COMPILED], ids=["torch", "compiled"])
@@ -542,18 +546,7 @@ def test_an_old_gpu_is_served_by_torch(tmp_path: Path) -> None:
             CPU,
             "support an fp8 KV cache; Triton kernels require a GPU; there is no usable GPU",
         ),
-        (
-            ["quantization.kv_cache=int8"],
-            GPU_KERNELS,
-            "int8: only compiled CPU kernels support an int8 KV cache; no compiled kernels are installed: install "
-            "with a C++ compiler; use auto, bfloat16 or fp8",
-        ),
-        (
-            ["quantization.kv_cache=int8"],
-            CPU,
-            "no compiled kernels are installed: install with a C++ compiler; use auto, float32, bfloat16 or float16",
-        ),
-        (["quantization.kv_cache=fp8"], COMPILED, "use auto, float32, bfloat16, float16 or int8"),
+        (["quantization.kv_cache=fp8"], COMPILED, "use auto, float32, bfloat16, float16, int8 or int4"),
         (
             ["quantization.kv_cache=fp8"],
             OLD_GPU,

@@ -85,7 +85,7 @@ def test_ranks_divide_the_heads_of_each_shape():
 
 
 def test_scales_need_pages_of_one_shape():
-    with pytest.raises(ConfigError, match="pages of several shapes cannot have scales"):
+    with pytest.raises(ConfigError, match="pages of several shapes and pages of latents cannot have scales"):
         layout(of_shapes((2, 9, 1, 8), (1, None, 1, 16)), block_tokens=4, element_bytes=1, scale_bytes=4)
 
 

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from engine.api.config import EmbeddingBits, HeadBits, WeightBits
 from engine.distributed.shared import Shared
 from engine.distributed.world import SINGLE, World
-from engine.kv.layout import layout
+from engine.kv.layout import layout, page_sizes
 from engine.layers.fused import DeviceStep, FusedModel
 from engine.layers.model import TextModel, make_pages
 from engine.layers.states import layer_states, make_states
@@ -27,6 +27,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.kv_scales import KVScales
 from engine.weights.packed import PackedFile
 from engine.worker.batch import build_batch
+from engine.worker.build import DTYPES
 from kernels.cpu.library import usable
 from kernels.cpu.program import Team
 from kernels.cpu.shm_collective import CollectiveAborted, ShmCollective
@@ -310,8 +311,7 @@ class Driver:
         self.layout = layout(
             self.checkpoint.model,
             block_tokens=block_tokens,
-            element_bytes=page_dtype.itemsize,
-            scale_bytes=4 if page_dtype == torch.int8 else 0,
+            **page_sizes(next(name for name, dtype in DTYPES.items() if dtype == page_dtype)),
             ranks=world.size,
         )
         fused = kernels == "triton"

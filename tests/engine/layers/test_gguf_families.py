@@ -12,6 +12,8 @@ from engine.models.checkpoint import check_tensors, checkpoint_root, read_checkp
 from engine.models.gguf_families import FAMILIES
 from kernels.cpu.library import best
 from tests.engine.gguf_writer import Kind, write_gguf
+from tests.engine.layers.conftest import QWEN3_NEXT
+from tests.engine.layers.families import CASES as CHECKPOINTS
 from tests.engine.layers.families import CONFIGURATIONS, DEFAULT, EAGER, LLAMA4, MLA, MOE, SIZES, YARN
 
 MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.8}
@@ -97,6 +99,29 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                                  "intermediate_size": 22, "rotary_dim": 8},
                    {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 22,
                     "rope.dimension_count": 8}),
+    "mamba": ("Mamba", CHECKPOINTS["mamba"][1], {
+        "ssm.conv_kernel": 3, "ssm.inner_size": 96, "ssm.state_size": 10, "ssm.time_step_rank": 3}),
+    "mamba2": ("Mamba2", CHECKPOINTS["mamba2"][1], {
+        "ssm.conv_kernel": 3, "ssm.inner_size": 96, "ssm.state_size": 10, "ssm.time_step_rank": 12,
+        "ssm.group_count": 4}),
+    "jamba": ("Jamba", CHECKPOINTS["jamba"][1], {
+        "ssm.conv_kernel": 4, "ssm.inner_size": 96, "ssm.state_size": 9, "ssm.time_step_rank": 3,
+        "attention.head_count_kv": [0, 2, 0], "expert_count": 5, "expert_used_count": 2}),
+    "granitehybrid": ("GraniteMoeHybrid", CHECKPOINTS["granite-hybrid"][1], {
+        **GRANITE_KEYS, "attention.head_count_kv": [0, 2, 0], "expert_count": 6, "expert_used_count": 3,
+        "expert_shared_feed_forward_length": 30, "ssm.conv_kernel": 4, "ssm.inner_size": 96, "ssm.state_size": 10,
+        "ssm.time_step_rank": 12, "ssm.group_count": 2, "rope.scaling.finetuned": False}),
+    "qwen3next": ("Qwen3Next", {**QWEN3_NEXT, "head_dim": 16, "mlp_only_layers": []}, {
+        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 22,
+        "expert_shared_feed_forward_length": 30, "rope.dimension_count": 4, "ssm.conv_kernel": 4,
+        "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6, "ssm.inner_size": 72}),
+    "internlm2": ("Llama", {}, {}),
+    "gpt2": ("GPT2", CHECKPOINTS["gpt2"][1], {}),
+    "starcoder": ("GPTBigCode", CHECKPOINTS["starcoder"][1], {"attention.head_count_kv": 1}),
+    "gptneox": ("GPTNeoX", CHECKPOINTS["neox"][1], {"rope.dimension_count": 4, "use_parallel_residual": True}),
+    "falcon": ("Falcon", CHECKPOINTS["falcon"][1], {"attention.head_count_kv": 2, "feed_forward_length": 192}),
+    "bloom": ("Bloom", CHECKPOINTS["bloom"][1], {}),
+    "mpt": ("Mpt", CHECKPOINTS["mpt"][1], {"attention.max_alibi_bias": 8.0}),
 }  # fmt: skip
 ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm"}
 """Kinds with tests in test_gguf.py, or whose models transformers does not have."""
@@ -104,7 +129,9 @@ ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm"}
 
 def made(name: str) -> Any:
     kind, settings, _ = CASES[name]
-    config = getattr(transformers, CONFIGURATIONS.get(kind, f"{kind}Config"))(**{**SIZES, **settings})
+    config = getattr(transformers, CONFIGURATIONS.get(kind, f"{kind}Config"))(
+        **({} if "vocab_size" in settings else SIZES), **settings
+    )
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
     with torch.no_grad():
