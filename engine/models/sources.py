@@ -170,10 +170,14 @@ def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
         step = len(names)
         rows = tuple(Rows(source=name, units=part.intermediate_size, at=at, step=step) for at, name in enumerate(names))
     else:
-        rows = packed(*(Rows(source=name, units=part.intermediate_size) for name in names))
+        rows = packed(
+            *(Rows(source=name, units=part.intermediate_size) for name in names[:: -1 if part.up_first else 1])
+        )
+        rows = rows[:: -1 if part.up_first else 1]  # the gate is first in memory
     up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
-    return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=part.bias)
+    bias = part.bias or part.down_bias
+    return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=bias)
 
 
 def update_linears(part: Attention | MLP) -> tuple[Linear, ...]:
