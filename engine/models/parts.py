@@ -913,6 +913,7 @@ class Foreign:
     architecture: str
     width: int  # elements per token of its widest layer, estimated
     parameters: int = 0  # number of weights of the checkpoint
+    recomputes: bool = False  # pages have tokens' ids instead of keys and values; steps compute complete sequences
 
 
 # Towers: encoders of images and videos.

@@ -6,6 +6,7 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.api.files import read_text
 from engine.gguf.file import find_gguf
+from engine.text.default_templates import default_template
 from engine.text.files import CONFIG, read_json, tokenizer_config
 
 SINGLE = "chat_template.jinja"
@@ -22,7 +23,8 @@ def _read(path: Path) -> str:
 
 def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
     """Return the chat template or named templates. Precedence as in transformers: chat_template.jinja with
-    additional_chat_templates/, tokenizer_config.json, the GGUF file, chat_template.json of multimodal models."""
+    additional_chat_templates/, tokenizer_config.json, the GGUF file, chat_template.json of multimodal models; then the
+    default of the architecture."""
     more = {file.stem: _read(file) for file in sorted((directory / SEVERAL).glob("*.jinja"))}
     if (directory / SINGLE).is_file():
         text = _read(directory / SINGLE)
@@ -40,7 +42,7 @@ def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, s
             ) from error
     if template is not None and not isinstance(template, str | dict):
         raise CheckpointError(f"{directory}: chat_template must be a text or named texts; copy the checkpoint again")
-    return template
+    return default_template(read_json(directory / "config.json")) if template is None else template
 
 
 def template_file(directory: Path) -> str:

@@ -1,0 +1,118 @@
+"""Chat templates for architectures whose checkpoints have none, because their prompts are made by code.
+
+DeepSeek-V3.2: encoding/encoding_dsv32.py of the checkpoint deepseek-ai/DeepSeek-V3.2 (MIT license). Tools are described
+after the first system message. A turn begins with `<think>` if the variable `thinking` or `enable_thinking` is true, else
+with `</think>`. The reasoning of earlier turns is left out.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_DEEPSEEK_V32 = """\
+{%- set dsml = '｜DSML｜' -%}
+{%- set thinks = (thinking is defined and thinking) or (enable_thinking is defined and enable_thinking) -%}
+{%- set last = namespace(user=-1, calls=0, results=0) -%}
+{%- for message in messages -%}
+  {%- if message.role in ['user', 'developer'] -%}{%- set last.user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- macro text(content) -%}
+  {%- if content is string -%}{{- content -}}
+  {%- elif content -%}{%- for part in content -%}{{- part.text or '' -}}{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+{%- macro start(index, shown) -%}
+  {%- if shown -%}<｜Assistant｜>{%- if thinks and index == last.user -%}<think>{%- else -%}</think>{%- endif -%}{%- endif -%}
+{%- endmacro -%}
+{%- macro described() -%}
+{{- '\\n\\n' -}}
+## Tools
+
+You have access to a set of tools you can use to answer the user's question.
+{{ 'You can invoke functions by writing a "<' ~ dsml ~ 'function_calls>" block like the following as part of your reply \
+to the user:' }}
+{{ '<' ~ dsml ~ 'function_calls>' }}
+{{ '<' ~ dsml ~ 'invoke name="$FUNCTION_NAME">' }}
+{{ '<' ~ dsml ~ 'parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</' ~ dsml ~ 'parameter>' }}
+...
+{{ '</' ~ dsml ~ 'invoke>' }}
+{{ '<' ~ dsml ~ 'invoke name="$FUNCTION_NAME2">' }}
+...
+{{ '</' ~ dsml ~ 'invoke>' }}
+{{ '</' ~ dsml ~ 'function_calls>' }}
+
+{{ 'String and scalar parameters should be specified as is without any escaping or quotes, while lists and objects \
+should use JSON format. The "string" attribute should be set to "true" for string type parameters and "false" for other \
+types (numbers, booleans, arrays, objects).' }}
+
+{{ 'If the thinking_mode is enabled, then after function results you should strongly consider outputting a thinking \
+block. Here is an example:' }}
+
+{{ '<' ~ dsml ~ 'function_calls>' }}
+...
+{{ '</' ~ dsml ~ 'function_calls>' }}
+
+<function_results>
+...
+</function_results>
+
+{{ '<think>...thinking about results</think>' }}
+
+Here are the functions available in JSONSchema format:
+<functions>
+{% for tool in tools %}
+{{ tool.function | tojson }}
+{% endfor %}
+</functions>
+{% endmacro -%}
+{{- bos_token -}}
+{%- if tools and (not messages or messages[0].role != 'system') -%}{{- described() -}}{%- endif -%}
+{%- for message in messages -%}
+  {%- set index = loop.index0 -%}
+  {%- set shown = not loop.last or add_generation_prompt -%}
+  {%- if message.role == 'system' -%}
+    {{- text(message.content) -}}
+    {%- if tools and loop.first -%}{{- described() -}}{%- endif -%}
+  {%- elif message.role in ['user', 'developer'] -%}
+    {{- '<｜User｜>' -}}
+    {%- if message.role == 'developer' -%}{{- "\\n\\n# The user's message is: " -}}{%- endif -%}
+    {{- text(message.content) -}}{{- start(index, shown) -}}
+  {%- elif message.role == 'assistant' -%}
+    {%- if thinks and index > last.user -%}
+      {{- message.reasoning_content or message.reasoning or '' -}}{{- '</think>' -}}
+    {%- endif -%}
+    {{- text(message.content) -}}
+    {%- set last.calls = (message.tool_calls or []) | length -%}{%- set last.results = 0 -%}
+    {%- if message.tool_calls -%}
+      {{- '\\n\\n<' ~ dsml ~ 'function_calls>\\n' -}}
+      {%- for call in message.tool_calls -%}
+        {{- '<' ~ dsml ~ 'invoke name="' ~ call.function.name ~ '">\\n' -}}
+        {%- for name, value in call.function.arguments.items() -%}
+          {{- '<' ~ dsml ~ 'parameter name="' ~ name ~ '" string="' -}}
+          {%- if value is string -%}{{- 'true">' ~ value -}}{%- else -%}{{- 'false">' ~ value | tojson -}}{%- endif -%}
+          {{- '</' ~ dsml ~ 'parameter>' -}}{%- if not loop.last -%}{{- '\\n' -}}{%- endif -%}
+        {%- endfor -%}
+        {{- '\\n</' ~ dsml ~ 'invoke>\\n' -}}
+      {%- endfor -%}
+      {{- '</' ~ dsml ~ 'function_calls>' -}}
+    {%- endif -%}
+    {{- eos_token -}}
+  {%- elif message.role == 'tool' -%}
+    {%- set last.results = last.results + 1 -%}
+    {%- if last.results > last.calls -%}{{- raise_exception('A result of a tool needs a call before it.') -}}{%- endif -%}
+    {%- if last.results == 1 -%}{{- '\\n\\n<function_results>' -}}{%- endif -%}
+    {{- '\\n<result>' -}}{{- text(message.content) -}}{{- '</result>' -}}
+    {%- if last.results == last.calls -%}
+      {{- '\\n</function_results>\\n\\n' -}}{%- if thinks and index >= last.user -%}<think>{%- else -%}</think>{%- endif -%}
+    {%- endif -%}
+  {%- else -%}
+    {{- raise_exception('The role ' ~ message.role ~ ' is unknown.') -}}
+  {%- endif -%}
+{%- endfor -%}
+"""
+
+TEMPLATES = {"DeepseekV32ForCausalLM": _DEEPSEEK_V32}
+
+
+def default_template(config: Mapping[str, Any]) -> str | None:
+    """Return the template for a checkpoint without one, by the architecture in its config.json."""
+    names = config.get("architectures")
+    return TEMPLATES.get(str(names[0])) if isinstance(names, list) and names else None
