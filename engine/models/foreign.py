@@ -35,7 +35,9 @@ NAMES = {
 }  # fmt: skip
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _STATEFUL = re.compile(r"^ +_is_stateful = True", re.MULTILINE)  # marks code of models with recurrent states
-_CACHES = re.compile(r"(past_key_values?|layer_past|cache)\w*\.update\(")  # code that keeps keys and values in transformers' cache
+_CACHES = re.compile(
+    r"(past_key_values?|layer_past|cache)\w*\.update\("
+)  # code that keeps keys and values in transformers' cache
 ID_WIDTH = 4  # elements of a key, and of a value, that hold a token's id: 4 bits in each, exact in all types of pages
 
 

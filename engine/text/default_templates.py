@@ -1,11 +1,14 @@
 """Chat templates for architectures whose checkpoints have none, because their prompts are made by code.
 
 DeepSeek-V3.2: encoding/encoding_dsv32.py of the checkpoint deepseek-ai/DeepSeek-V3.2 (MIT license). Tools are described
-after the first system message. A turn begins with `<think>` if the variable `thinking` or `enable_thinking` is true, else
+after the first system message. Empty lines before calls belong to them. A turn begins with `<think>` if the variable `thinking` or `enable_thinking` is true, else
 with `</think>`. The reasoning of earlier turns is left out.
+
+Mistral's tekken.json, versions 7, 11 and 13: instruct tokenizers of mistral_common 1.13. Versions differ in the message
+that tools precede, and in the text of calls and of their results.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _DEEPSEEK_V32 = """\
@@ -79,7 +82,8 @@ Here are the functions available in JSONSchema format:
     {%- if thinks and index > last.user -%}
       {{- message.reasoning_content or message.reasoning or '' -}}{{- '</think>' -}}
     {%- endif -%}
-    {{- text(message.content) -}}
+    {%- set said = text(message.content) -%}
+    {{- said[:-2] if message.tool_calls and said.endswith('\\n\\n') else said -}}
     {%- set last.calls = (message.tool_calls or []) | length -%}{%- set last.results = 0 -%}
     {%- if message.tool_calls -%}
       {{- '\\n\\n<' ~ dsml ~ 'function_calls>\\n' -}}
@@ -109,10 +113,73 @@ Here are the functions available in JSONSchema format:
 {%- endfor -%}
 """
 
+_MISTRAL = """\
+{%- macro text(content) -%}
+  {%- if content is string -%}{{- content -}}
+  {%- elif content -%}{%- for part in content -%}{{- part.text or '' -}}{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+{%- set users = namespace(first=-1, last=-1) -%}
+{%- for message in messages -%}
+  {%- if message.role == 'user' -%}
+    {%- if users.first < 0 -%}{%- set users.first = loop.index0 -%}{%- endif -%}
+    {%- set users.last = loop.index0 -%}
+  {%- endif -%}
+{%- endfor -%}
+{{- bos_token -}}
+{%- for message in messages -%}
+  {%- if message.role == 'system' -%}
+    {{- '[SYSTEM_PROMPT]' -}}{{- text(message.content) -}}{{- '[/SYSTEM_PROMPT]' -}}
+  {%- elif message.role == 'user' -%}
+    {%- if tools and loop.index0 == users.POSITION -%}
+      {{- '[AVAILABLE_TOOLS][' -}}
+      {%- for tool in tools -%}
+        {%- set described = {'name': tool.function.name, 'description': tool.function.description or '',
+                             'parameters': tool.function.parameters or {}} -%}
+        {{- {'type': 'function', 'function': described} | tojson -}}{%- if not loop.last -%}{{- ', ' -}}{%- endif -%}
+      {%- endfor -%}
+      {{- '][/AVAILABLE_TOOLS]' -}}
+    {%- endif -%}
+    {{- '[INST]' -}}{{- text(message.content) -}}{{- '[/INST]' -}}
+  {%- elif message.role == 'assistant' -%}
+    THOUGHT{{- text(message.content) -}}
+    {%- if message.tool_calls -%}CALLS{%- endif -%}
+    {{- eos_token -}}
+  {%- elif message.role == 'tool' -%}
+    {{- '[TOOL_RESULTS]' -}}RESULT{{- text(message.content) -}}{{- '[/TOOL_RESULTS]' -}}
+  {%- else -%}
+    {{- raise_exception('The role ' ~ message.role ~ ' is unknown.') -}}
+  {%- endif -%}
+{%- endfor -%}
+"""
+_LISTED = """\
+{{- '[TOOL_CALLS][' -}}{%- for call in message.tool_calls -%}
+{{- {'name': call.function.name, 'arguments': call.function.arguments, 'id': call.id} | tojson -}}
+{%- if not loop.last -%}{{- ', ' -}}{%- endif -%}{%- endfor -%}{{- ']' -}}"""
+_EACH = """\
+{%- for call in message.tool_calls -%}
+{{- '[TOOL_CALLS]' ~ call.function.name -}}ID{{- '[ARGS]' ~ call.function.arguments | tojson -}}
+{%- endfor -%}"""
+_THOUGHT = "{%- if message.reasoning -%}{{- '[THINK]' ~ message.reasoning ~ '[/THINK]' -}}{%- endif -%}"
+_CALL_ID = "{{- message.tool_call_id ~ '[TOOL_CONTENT]' -}}"
+
+
+def _mistral(position: str, thought: str, calls: str, result: str) -> str:
+    found = _MISTRAL.replace("POSITION", position).replace("THOUGHT", thought)
+    return found.replace("CALLS{%", f"{calls}{{%").replace("RESULT{{", f"{result}{{{{")
+
+
+MISTRAL = {
+    "v7": _mistral("last", "", _LISTED, _CALL_ID),
+    "v11": _mistral("last", "", _EACH.replace("ID", "{{- '[CALL_ID]' ~ call.id -}}"), _CALL_ID),
+    "v13": _mistral("first", _THOUGHT, _EACH.replace("ID", ""), ""),
+}
+"""Version of tekken.json → template."""
 TEMPLATES = {"DeepseekV32ForCausalLM": _DEEPSEEK_V32}
 
 
-def default_template(config: Mapping[str, Any]) -> str | None:
-    """Return the template for a checkpoint without one, by the architecture in its config.json."""
+def default_template(config: Mapping[str, Any], tekken: Callable[[], str | None]) -> str | None:
+    """Return the template for a checkpoint without one: by the architecture in its config.json, or by the version of
+    its tekken.json."""
     names = config.get("architectures")
-    return TEMPLATES.get(str(names[0])) if isinstance(names, list) and names else None
+    own = TEMPLATES.get(str(names[0])) if isinstance(names, list) and names else None
+    return own or MISTRAL.get(tekken() or "")

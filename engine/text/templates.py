@@ -8,6 +8,7 @@ from engine.api.files import read_text
 from engine.gguf.file import find_gguf
 from engine.text.default_templates import default_template
 from engine.text.files import CONFIG, read_json, tokenizer_config
+from engine.text.tekken import tekken_version
 
 SINGLE = "chat_template.jinja"
 SEVERAL = "additional_chat_templates"
@@ -42,7 +43,9 @@ def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, s
             ) from error
     if template is not None and not isinstance(template, str | dict):
         raise CheckpointError(f"{directory}: chat_template must be a text or named texts; copy the checkpoint again")
-    return default_template(read_json(directory / "config.json")) if template is None else template
+    if template is None:
+        return default_template(read_json(directory / "config.json"), lambda: tekken_version(directory))
+    return template
 
 
 def template_file(directory: Path) -> str:
