@@ -1,13 +1,14 @@
 """A decoder computed by the modelling code of transformers, with keys and values in Slipway's pages.
 
-Rows of a step with equal numbers of tokens are one call of that code, as in transformers' own generation of a batch: the
-call gets a cache whose layers write the new keys and values to the pages of the rows and return all of them, padded on
-the left. Masks, positions and everything else are transformers'.
+Rows of a step with equal numbers of tokens are one call of that code, as in transformers' own generation of a batch:
+the call gets a cache whose layers write the new keys and values to the pages of the rows and return all of them, padded
+on the left. Masks, positions and everything else are transformers'.
 
-Code that keeps something else than keys and values, such as recurrent states, gets complete sequences without a cache in
-each step. The pages then have the ids of the tokens.
+Code that keeps something else than keys and values, such as recurrent states, gets complete sequences without a cache
+in each step. The pages then have the ids of the tokens.
 """
 
+import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ from engine.models.foreign import ID_WIDTH
 from engine.models.parts import Model
 
 TESTED_TOKENS = 12  # tokens of the comparison with transformers' own cache when a model is loaded
+_FAILURES = (
+    *(RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError, NotImplementedError),
+)
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}  # of these logits, relative to the largest
 
 
@@ -160,7 +164,8 @@ class ForeignModel:
         self._code = code.to(self.device).eval()
         weights = {tensor.data_ptr(): tensor.nbytes for tensor in self._code.parameters()}
         self.memory_usage = MemoryUsage({"model": sum(weights.values())}, 0)
-        self._decoder = getattr(self._code, self._code.base_model_prefix)
+        self._decoder = _first_called(self._code)
+        self._takes_positions = _takes(self._decoder.forward, "position_ids")
         compute = self._decoder.forward
 
         def forward(*arguments: Any, **options: Any) -> Any:
@@ -179,15 +184,15 @@ class ForeignModel:
         vocab, tokens = self.model.embed.vocab, min(TESTED_TOKENS, self.model.max_context)
         ids = (torch.arange(tokens, device=self.device) * 7 + 3) % vocab
         expected = self._code(ids.unsqueeze(0), use_cache=False).logits[0].float()
+        expected = torch.cat((expected, expected[tokens // 3 :][:1]))
         ways = [(False, True), (False, False), (True, True), (True, False)]
         problems = []
         for self._recomputes, self._joins_rows in [one for one in ways if one[0] or not self._recomputes]:
             try:
-                found = self._tested(ids)
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
+                difference = (self._tested(ids) - expected).abs().max().item()
+            except _FAILURES as error:
                 problems.append(f"{type(error).__name__}: {error}")
                 continue
-            difference = (found - expected).abs().max().item()
             if difference <= TOLERANCE[self.dtype] * max(1.0, expected.abs().max().item()):
                 if problems:
                     how = "complete sequences in each step" if self._recomputes else "each row of a step alone"
@@ -199,24 +204,26 @@ class ForeignModel:
         )
 
     def _tested(self, ids: Tensor) -> Tensor:
-        """Return the logits of a sequence that is computed in three steps; the last has another row."""
+        """Return the logits of a sequence that is computed in three steps, and those after a third of it: the last step
+        has another row, in which the sequence ends there."""
         tokens, block_tokens, groups = len(ids), self.layout.block_tokens, len(self.layout.groups)
         blocks = 2 * self.layout.blocks_of(tokens)
         size = (blocks, self.layout.layers_per_block, 2, block_tokens, self.layout.kv_heads, self.layout.head_dim)
         pages = torch.zeros(size, dtype=self.dtype, device=self.device)
         tables = torch.arange(blocks, device=self.device).view(groups, 2, -1)
+        third, last = tokens // 3, tokens - 1
+        # Rows of a step, the first position of each, and the number of tokens.
+        steps = [(slice(0, 1), (0,), third), (slice(0, 1), (third,), last - third), (slice(1, 2), (0,), third)]
         found = []
-        for first, end, rows in ((0, tokens - 2, 1), (tokens - 2, tokens - 1, 1), (tokens - 1, tokens, 2)):
-            if end <= first:
+        for rows, first, count in [*steps, (slice(0, 2), (last, third), 1)]:
+            if count == 0:
                 continue
-            # The other row has one token, the last of the sequence.
-            starts = (first, 0)[:rows]
-            at = torch.tensor(starts, device=self.device).unsqueeze(1) + torch.arange(end - first, device=self.device)
-            own = tuple(table[:rows] for table in tables)
+            at = torch.tensor(first, device=self.device).unsqueeze(1) + torch.arange(count, device=self.device)
+            own = tuple(table[rows] for table in tables)
             writes = tuple(table.gather(1, at // block_tokens) * block_tokens + at % block_tokens for table in own)
-            made = self._rows(ids[first:end].repeat(rows, 1), at, pages, own, writes, starts)
-            found.append(self.logits(made[0]))
-        return torch.cat(found)
+            found.append([self.logits(row) for row in self._rows(ids[at], at, pages, own, writes, first)])
+        *_, (end, other) = found
+        return torch.cat([*(rows[0] for rows in found[: 2 if third else 0]), end, other])
 
     @property
     def _name(self) -> str:
@@ -243,13 +250,10 @@ class ForeignModel:
         rows = RowPages(pages, self._layers, tables, writes, first, ids.shape[1])
         if self._recomputes:
             return self._recomputed(rows, ids)
-        found = self._decoder(
-            input_ids=ids,
-            position_ids=positions,
-            past_key_values=paged_cache(rows),
-            use_cache=True,
-            **({} if rows.mask is None else {"attention_mask": rows.mask}),
-        )
+        options = {} if rows.mask is None else {"attention_mask": rows.mask}
+        if self._takes_positions:
+            options["position_ids"] = positions
+        found = self._decoder(input_ids=ids, past_key_values=paged_cache(rows), use_cache=True, **options)
         hidden: Tensor = found[0]
         return hidden
 
@@ -295,6 +299,28 @@ class ForeignModel:
         finally:
             self._given = None
         return logits.float()
+
+
+def _first_called(code: Any) -> Any:
+    """Return the module that a model's code calls first: its decoder without the head."""
+    called: list[Any] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, arguments: called.append(module))
+        for module in code.modules()
+        if module is not code
+    ]
+    try:
+        code(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=code.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called[0]
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has an argument of this name, or any."""
+    given = inspect.signature(function).parameters
+    return name in given or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in given.values())
 
 
 def paged_cache(row: RowPages) -> Any:

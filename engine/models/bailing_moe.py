@@ -1,5 +1,5 @@
-"""Ling (Bailing) 1 and 2: Llama blocks with q, k, v in one tensor, and experts; Ling 2 has norms of q and k, rotates half
-of each head, and has DeepSeek-V3's experts.
+"""Ling (Bailing) 1 and 2: Llama blocks with q, k, v in one tensor, and experts; Ling 2 has norms of q and k, rotates
+half of each head, and has DeepSeek-V3's experts.
 
 Source: modeling_bailing_moe.py of the checkpoint inclusionAI/Ling-lite, modeling_bailing_moe_v2.py of Ling-mini-2.0.
 """

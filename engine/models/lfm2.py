@@ -1,5 +1,5 @@
-"""LFM2: short convolutions in most layers, attention in the others, an MLP in all. LFM2-MoE: experts with sigmoid scores
-in all but the first layers.
+"""LFM2: short convolutions in most layers, attention in the others, an MLP in all. LFM2-MoE: experts with sigmoid
+scores in all but the first layers.
 
 Source: transformers modeling_lfm2.py, modeling_lfm2_moe.py.
 """

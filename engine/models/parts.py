@@ -673,8 +673,8 @@ class ResidualBlock:
 
     With the side `pair`, x = x + body([e, x']), whose columns `FusedStates` computed (EAGLE-3).
 
-    `shortcut` has the same input as the body, or with `shortcut_norm` that norm of x; its output is added after the last
-    residual block of the layer (LongCat, Arctic)."""
+    `shortcut` has the same input as the body, or with `shortcut_norm` that norm of x; its output is added after the
+    last residual block of the layer (LongCat, Arctic)."""
 
     body: Body | Parallel
     first: Norm | None = None  # replaces x by its norm before anything else (MiniMax-01)

@@ -1,8 +1,8 @@
 """Chat templates for architectures whose checkpoints have none, because their prompts are made by code.
 
-DeepSeek-V3.2: encoding/encoding_dsv32.py of the checkpoint deepseek-ai/DeepSeek-V3.2 (MIT license). Tools are described
-after the first system message. Empty lines before calls belong to them. A turn begins with `<think>` if the variable `thinking` or `enable_thinking` is true, else
-with `</think>`. The reasoning of earlier turns is left out.
+DeepSeek-V3.2: encoding/encoding_dsv32.py of the checkpoint deepseek-ai/DeepSeek-V3.2 (MIT license). Tools are
+described after the first system message. An empty line before calls belongs to them. A turn begins with `<think>` if
+the variable `thinking` or `enable_thinking` is true, else with `</think>`. The reasoning of earlier turns is left out.
 
 Mistral's tekken.json, versions 7, 11 and 13: instruct tokenizers of mistral_common 1.13. Versions differ in the message
 that tools precede, and in the text of calls and of their results.
@@ -23,15 +23,17 @@ _DEEPSEEK_V32 = """\
   {%- elif content -%}{%- for part in content -%}{{- part.text or '' -}}{%- endfor -%}{%- endif -%}
 {%- endmacro -%}
 {%- macro start(index, shown) -%}
-  {%- if shown -%}<｜Assistant｜>{%- if thinks and index == last.user -%}<think>{%- else -%}</think>{%- endif -%}{%- endif -%}
+  {%- if shown -%}
+    {{- '<｜Assistant｜>' -}}{{- '<think>' if thinks and index == last.user else '</think>' -}}
+  {%- endif -%}
 {%- endmacro -%}
 {%- macro described() -%}
 {{- '\\n\\n' -}}
 ## Tools
 
 You have access to a set of tools you can use to answer the user's question.
-{{ 'You can invoke functions by writing a "<' ~ dsml ~ 'function_calls>" block like the following as part of your reply \
-to the user:' }}
+{{ 'You can invoke functions by writing a "<' ~ dsml ~ 'function_calls>" block like the following as part of your \
+reply to the user:' }}
 {{ '<' ~ dsml ~ 'function_calls>' }}
 {{ '<' ~ dsml ~ 'invoke name="$FUNCTION_NAME">' }}
 {{ '<' ~ dsml ~ 'parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</' ~ dsml ~ 'parameter>' }}
@@ -43,8 +45,8 @@ to the user:' }}
 {{ '</' ~ dsml ~ 'function_calls>' }}
 
 {{ 'String and scalar parameters should be specified as is without any escaping or quotes, while lists and objects \
-should use JSON format. The "string" attribute should be set to "true" for string type parameters and "false" for other \
-types (numbers, booleans, arrays, objects).' }}
+should use JSON format. The "string" attribute should be set to "true" for string type parameters and "false" for \
+other types (numbers, booleans, arrays, objects).' }}
 
 {{ 'If the thinking_mode is enabled, then after function results you should strongly consider outputting a thinking \
 block. Here is an example:' }}
@@ -101,11 +103,13 @@ Here are the functions available in JSONSchema format:
     {{- eos_token -}}
   {%- elif message.role == 'tool' -%}
     {%- set last.results = last.results + 1 -%}
-    {%- if last.results > last.calls -%}{{- raise_exception('A result of a tool needs a call before it.') -}}{%- endif -%}
+    {%- if last.results > last.calls -%}
+      {{- raise_exception('A result of a tool needs a call before it.') -}}
+    {%- endif -%}
     {%- if last.results == 1 -%}{{- '\\n\\n<function_results>' -}}{%- endif -%}
     {{- '\\n<result>' -}}{{- text(message.content) -}}{{- '</result>' -}}
     {%- if last.results == last.calls -%}
-      {{- '\\n</function_results>\\n\\n' -}}{%- if thinks and index >= last.user -%}<think>{%- else -%}</think>{%- endif -%}
+      {{- '\\n</function_results>\\n\\n' -}}{{- '<think>' if thinks and index >= last.user else '</think>' -}}
     {%- endif -%}
   {%- else -%}
     {{- raise_exception('The role ' ~ message.role ~ ' is unknown.') -}}

@@ -369,8 +369,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-moe": ("Lfm2Moe", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,
                              "moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3,
                              "routed_scaling_factor": 1.5}),
-    "lfm2-moe-odd": ("Lfm2Moe", {**SIZES, **ONE_KV, "layer_types": ["full_attention", "conv", "conv"], "conv_bias": True,
-                                 "conv_L_cache": 5, "num_dense_layers": 0, "moe_intermediate_size": 35,
+    "lfm2-moe-odd": ("Lfm2Moe", {**SIZES, **ONE_KV, "layer_types": ["full_attention", "conv", "conv"],
+                                 "conv_bias": True, "conv_L_cache": 5, "num_dense_layers": 0,
+                                 "moe_intermediate_size": 35,
                                  "num_experts": 5, "num_experts_per_tok": 2, "use_expert_bias": False,
                                  "norm_topk_prob": False, "tie_word_embeddings": False}),
     "kimi_linear": ("KimiLinear", {**MLA, **KIMI, "q_lora_rank": None, "num_experts": 6,
@@ -579,8 +580,8 @@ def _bailing(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
 def _bailing2(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
     tensors = _joined(_each_expert(tensors, "gate_proj", "up_proj", "down_proj"), config["num_hidden_layers"],
                       "query_key_value", 1)  # fmt: skip
-    keys = ("head_dim", "moe_intermediate_size", "num_experts_per_tok", "n_group", "topk_group", "first_k_dense_replace",
-            "routed_scaling_factor", "norm_topk_prob", "use_qk_norm")  # fmt: skip
+    keys = ("head_dim", "moe_intermediate_size", "num_experts_per_tok", "n_group", "topk_group",
+            "first_k_dense_replace", "routed_scaling_factor", "norm_topk_prob", "use_qk_norm")  # fmt: skip
     return _renamed(tensors, _BAILING), {
         **_llama_config(config, "BailingMoeV2ForCausalLM"),
         **{key: config[key] for key in keys},

@@ -1,5 +1,5 @@
-"""Checkpoints with Mistral's tekken.json and no chat template: prompts are those of mistral_common; thoughts and calls are
-parsed. tests/engine/text/golden/mistral_prompts.json was written with mistral_common 1.13.1."""
+"""Checkpoints with Mistral's tekken.json and no chat template: prompts are those of mistral_common; thoughts and calls
+are parsed. tests/engine/text/golden/mistral_prompts.json was written with mistral_common 1.13.1."""
 
 import base64
 import copy
