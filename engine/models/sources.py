@@ -4,6 +4,7 @@ Layers build their matrices from the same `Linear` values, so the tensors that a
 loaded.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -864,8 +865,7 @@ def _bias_sources(branch: ResidualBlock, root: str) -> Shapes:
 
 def harmless(model: Model, name: str) -> bool:
     """Return whether a tensor that is not declared may be ignored: rotary frequencies stored by old exporters, a copy
-    of
-    a tied head, and tensors that the model leaves unread."""
+    of a tied head, tensors of zero-computation experts, and tensors that the model leaves unread."""
     if name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")):
         return True
     if name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread:
@@ -874,7 +874,18 @@ def harmless(model: Model, name: str) -> bool:
         tower = model.media.tower
         if name.startswith(tuple(join(tower.root, one) for one in tower.unread)):
             return True
+    if _of_zero_expert(model, name):
+        return True
     return model.head is not None and model.head.tied and name == f"{model.head.name}.weight"
+
+
+def _of_zero_expert(model: Model, name: str) -> bool:
+    """Return whether a tensor belongs to a zero-computation expert, which needs none; transformers saves some."""
+    for body in (body for block in model.blocks[:1] for branch in block for body in bodies(branch)):
+        if isinstance(body, Experts) and body.zero_experts:
+            found = re.search(rf"\.{re.escape(body.experts)}\.(\d+)\.", name)
+            return found is not None and body.num_experts <= int(found[1]) < body.routed
+    return False
 
 
 def elements(shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -13,9 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.common import LOG2_E, check_heads, final_factor, softmax_weights
-from kernels.attention.latent import check_latents, kernel_sizes, latent_settings, load_queries
-from kernels.attention.select import page_inputs, single_row_of
+from kernels.attention.common import LOG2_E, check_heads, final_factor, page_inputs, row_of_token
+from kernels.attention.latent import (
+    attend_tile,
+    check_latents,
+    kernel_sizes,
+    latent_settings,
+    load_queries,
+    store_outputs,
+)
+from kernels.attention.select import single_row_of
 from kernels.jit import jit, launch, tl
 from kernels.op import Args, Case, Make, Op
 
@@ -77,22 +84,14 @@ def sparse_latent_kernel(
 ):
     """One program for each token and block of heads."""
     token = tl.program_id(1)
-    low = 0
-    high = rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_start + middle) <= token:
-            low = middle
-        else:
-            high = middle
-    row_end = tl.load(query_start + low + 1)
+    row = row_of_token(token, query_start, rows)
+    row_end = tl.load(query_start + row + 1)
     if token < row_end:
-        keys = tl.minimum(tl.load(lengths + low) - (row_end - 1 - token), TOP_K)
-        line = table + tl.load(slot + low).to(tl.int64) * table_row
+        keys = tl.minimum(tl.load(lengths + row) - (row_end - 1 - token), TOP_K)
+        line = table + tl.load(slot + row).to(tl.int64) * table_row
         heads = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
         at_token = token.to(tl.int64)
         q_latent, q_key = load_queries(q + at_token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
-        at, at_key = tl.arange(0, WIDE), tl.arange(0, KEY)
         part = tl.zeros([GROUP, WIDE], tl.float32)
         top = tl.full([GROUP], -1.0e30, tl.float32)
         weights = tl.zeros([GROUP, TILE], tl.float32)  # summed over the tiles, and over their keys at the end
@@ -102,19 +101,9 @@ def sparse_latent_kernel(
             position = tl.load(selected + at_token * TOP_K + number, seen, 0)
             block = tl.load(line + position // BLOCK_TOKENS, seen, 0).to(tl.int64)
             place = pages + ((block * LAYERS + layer) * BLOCK_TOKENS + position % BLOCK_TOKENS) * DIM
-            latent = tl.load(place[:, None] + at[None, :], seen[:, None] & (at < RANK)[None, :], 0.0)
-            rotated_mask = seen[:, None] & (at_key < DIM - RANK)[None, :]
-            rotated = tl.load(place[:, None] + RANK + at_key[None, :], rotated_mask, 0.0)
-            scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
-            scores = tl.dot(q_key, tl.trans(rotated), scores, input_precision="ieee")
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            weight, top, fade = softmax_weights(scores, top, scale, False)
-            weights = tl.fma(weights, fade[:, None], weight)
-            part = tl.dot(weight.to(latent.dtype), latent, part * fade[:, None], input_precision="ieee")
-        factor = final_factor(top, tl.sum(weights, 1), 0.0, 1.0, False)[:, None]
-        mask = (heads < HEADS)[:, None] & (at < RANK)[None, :]
-        spot = heads[:, None] * RANK + at[None, :]
-        tl.store(out + at_token * out_row + spot, (part * factor).to(out.dtype.element_ty), mask)
+            part, top, weights = attend_tile(q_latent, q_key, place, seen, part, top, weights, scale, DIM, RANK)
+        factor = final_factor(top, tl.sum(weights, 1), 0.0, 1.0, False)
+        store_outputs(out + at_token * out_row, heads, part, factor, HEADS, RANK)
 
 
 def _triton(

@@ -193,6 +193,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 7.0}}),
     "hunyuan-moe": ("HunYuanMoEV1", {**SIZES, **ONE_KV, "head_dim": 8, "intermediate_size": 35, "num_experts": 5,
                                      "moe_topk": [3, 1, 2], "tie_word_embeddings": True}),
+    "hunyuan-moe-heads": ("HunYuanMoEV1", {**SIZES, "head_dim": 8, "intermediate_size": 22, "num_experts": 4,
+                                           "moe_topk": 2}),
     "internlm3": ("InternLM3", {**SIZES, "head_dim": 8, "rope_parameters": {**DEFAULT, "rope_type": "dynamic",
                                                                           "factor": 2.0}}),
     "internlm3-odd": ("InternLM3", {**SIZES, **ONE_KV, "head_dim": 16, "qkv_bias": True, "bias": True}),
@@ -377,6 +379,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": ("KimiLinear", {**MLA, **KIMI, "q_lora_rank": None, "num_experts": 6,
                                    "mlp_layer_types": ["dense", "dense", "sparse"]}),
     "olmo_hybrid": ("OlmoHybrid", {**SIZES, **DELTA, "rope_parameters": {**DEFAULT, "rope_theta": None}}),
+    "qwen3_5-moe-heads": ("Qwen3_5MoeText", {**SIZES, **DELTA, "head_dim": 16, "num_experts": 4,
+                                             "num_experts_per_tok": 2, "moe_intermediate_size": 22,
+                                             "shared_expert_intermediate_size": 30}),
     "qwen3_5": ("Qwen3_5Text", {**SIZES, **DELTA, "head_dim": 16}),
     "qwen3_5-moe": ("Qwen3_5MoeText", {**SIZES, **ONE_KV, **DELTA, "head_dim": 16, "num_experts": 6,
                                        "num_experts_per_tok": 2, "moe_intermediate_size": 22,
@@ -510,12 +515,14 @@ def _llama_config(config: dict[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def _longcat(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
-    """transformers stores a projection of the zero-computation experts too, which nothing reads."""
+    """transformers stores a projection of the zero-computation experts too, which nothing reads. Original checkpoints
+    have none; here, the tied case keeps them."""
+    count = config["n_routed_experts"] + (config["zero_expert_num"] if config["tie_word_embeddings"] else 0)
     found: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         path, _, last = key.rpartition(".")
         if last == "gate_up_proj":
-            for number, (gate, up) in enumerate(one.chunk(2) for one in tensor[: config["n_routed_experts"]]):
+            for number, (gate, up) in enumerate(one.chunk(2) for one in tensor[:count]):
                 found |= {f"{path}.{number}.gate_proj.weight": gate, f"{path}.{number}.up_proj.weight": up}
         elif last == "down_proj":
             found |= {f"{path}.{number}.down_proj.weight": one for number, one in enumerate(tensor)}
