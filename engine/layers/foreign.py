@@ -10,7 +10,7 @@ in each step. The pages then have the ids of the tokens.
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,6 +32,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.foreign import ID_WIDTH
 from engine.models.parts import Model
 
+JOINED_POSITIONS = 8192  # of the rows of a call
 TESTED_TOKENS = 12  # tokens of the comparison with transformers' own cache when a model is loaded
 _FAILURES = (
     *(RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError, NotImplementedError),
@@ -185,7 +186,7 @@ class ForeignModel:
         ids = (torch.arange(tokens, device=self.device) * 7 + 3) % vocab
         expected = self._code(ids.unsqueeze(0), use_cache=False).logits[0].float()
         expected = torch.cat((expected, expected[tokens // 3 :][:1]))
-        ways = [(False, True), (False, False), (True, True), (True, False)]
+        ways = [(False, True), (False, False), (True, False)]
         problems = []
         for self._recomputes, self._joins_rows in [one for one in ways if one[0] or not self._recomputes]:
             try:
@@ -258,12 +259,9 @@ class ForeignModel:
         return hidden
 
     def _recomputed(self, rows: RowPages, ids: Tensor) -> Tensor:
-        """Return the hidden states of the new tokens. Sequences are padded on the right, which causal code ignores."""
-        every = rows.exchange_ids(ids)
-        if rows.pads is not None:
-            every = torch.stack([one.roll(-pad) for one, pad in zip(every, rows.pads.tolist(), strict=True)])
-        hidden = self._decoder(input_ids=every, use_cache=False)[0]
-        return torch.stack([hidden[row, first : first + rows.tokens] for row, first in enumerate(rows.first)])
+        """Return the hidden states of the new tokens of a single row."""
+        hidden: Tensor = self._decoder(input_ids=rows.exchange_ids(ids), use_cache=False)[0]
+        return hidden[:, -rows.tokens :]
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
@@ -272,8 +270,8 @@ class ForeignModel:
         starts = batch.query_start.tolist()
         counts = [end - start for start, end in zip(starts[:-1], starts[1:], strict=True)]
         found: dict[int, Tensor] = {}
-        for count in sorted(set(counts)):
-            rows = [row for row, own in enumerate(counts) if own == count]
+        for rows in _calls(counts, batch.first):
+            count = counts[rows[0]]
             at = torch.tensor(rows, device=self.device)
             tokens = batch.query_start[at].unsqueeze(1) + torch.arange(count, device=self.device)
             made = self._rows(
@@ -299,6 +297,15 @@ class ForeignModel:
         finally:
             self._given = None
         return logits.float()
+
+
+def _calls(counts: Sequence[int], first: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the rows of each call: those with equal numbers of tokens, and few enough that the copies of their keys and
+    values have up to JOINED_POSITIONS positions."""
+    for count in sorted(set(counts)):
+        rows = [row for row, own in enumerate(counts) if own == count]
+        most = max(1, JOINED_POSITIONS // (count + max(first[row] for row in rows)))
+        yield from (rows[at : at + most] for at in range(0, len(rows), most))
 
 
 def _first_called(code: Any) -> Any:

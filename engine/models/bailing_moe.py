@@ -63,5 +63,5 @@ def _experts(c: Config, is_second: bool) -> Experts:
             raise CheckpointError(f"config.json: score_function is {c.values['score_function']!r}; it must be sigmoid")
         # The original code always divides the weights of several experts by their sum.
         return replace(experts, correction="gate.expert_bias", normalized=experts.top_k > 1)
-    scores = "softmax_chosen" if c.flag("norm_topk_prob") else "softmax"
-    return replace(experts, scores=scores, correction="", groups=1, groups_kept=1, normalized=False)
+    plain = replace(experts, correction="", groups=1, groups_kept=1, normalized=False)
+    return replace(plain, scores="softmax_chosen") if c.flag("norm_topk_prob") else replace(plain, scores="softmax")

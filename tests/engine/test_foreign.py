@@ -232,3 +232,11 @@ def test_recurrent_decoders_keep_only_the_ids_of_tokens(tmp_path: Path) -> None:
         found = calls(llm)
         llm.generate([tuple(range(3, 8))], greedy(3))
     assert (1, 7) in found  # the complete sequence
+
+
+def test_a_call_has_rows_with_equal_numbers_of_tokens_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.layers import foreign as layers
+
+    monkeypatch.setattr(layers, "JOINED_POSITIONS", 20)
+    assert [*layers._calls([1, 7, 1, 1, 1], [9, 0, 3, 0, 5])] == [[0, 2], [3, 4], [1]]
+    assert [*layers._calls([1, 1], [30, 2])] == [[0], [1]]
