@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     **{"n_group": 1, "topk_group": 1, "num_kv_shared_layers": 0},
     **{"index_topk": 4, "index_n_heads": 2, "index_topk_pattern": None, "indexer_types": None},
     **{"moe_layer_frequency": 2, "use_residual": True, "num_dense_layers": 1, "use_expert_bias": True},
-    **{"routed_scaling_factor": 1.0, "type_vocab_size": 2, "norm_topk_prob": True, "num_shared_experts": 1},
+    **{"routed_scaling_factor": 1.0, "type_vocab_size": 2, "num_shared_experts": 1},
     **{"moe_topk": 2, "zero_expert_num": 2, "moe_router_activation": "sigmoid", "swiglu_limits": None},
     **{"shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": None},
     **{"sliding_window": 64, "max_window_layers": 2, "use_sliding_window": True, "sliding_window_pattern": 2},
