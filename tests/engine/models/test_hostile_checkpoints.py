@@ -67,7 +67,11 @@ def read(folder: Path, config: dict[str, Any]) -> None:
 
 
 EYES = {"vision_config": {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}}
-MORE = dict.fromkeys(("CLIPModel", "SiglipModel", "Siglip2Model"), EYES)
+JINA = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+MORE = {
+    **dict.fromkeys(("CLIPModel", "SiglipModel", "Siglip2Model"), EYES),
+    **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM"), JINA),
+}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
