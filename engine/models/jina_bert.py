@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.api.errors import CheckpointError
-from engine.models.config import Config
+from engine.models.config import Config, shown
 from engine.models.parts import (
     MLP,
     Alibi,
@@ -35,10 +35,10 @@ _ACTS = {"geglu": "gelu", "reglu": "relu"}
 
 def declare(config: Mapping[str, Any]) -> Model:
     c = Config.of(config, **_DEFAULTS)
-    kind = c.values.get("feed_forward_type", "original")
+    kind = shown(c.values.get("feed_forward_type", "original")).strip("'")
     if c.values.get("position_embedding_type", "absolute") != "alibi" or kind not in _ACTS:
         raise CheckpointError(
-            f"config.json: position_embedding_type is {c.values.get('position_embedding_type')!r} and "
+            f"config.json: position_embedding_type is {shown(c.values.get('position_embedding_type'))} and "
             f"feed_forward_type {kind!r}; supported are alibi with {' or '.join(_ACTS)}"
         )
     norm = LayerNorm(size=c.hidden, eps=c.number("layer_norm_eps"))
