@@ -29,6 +29,10 @@ selects the calls or the reasoning of its table, or both if both tables have it;
 calls, `identity` no reasoning. `auto` searches the chat template for the signs below, from the top, and uses
 `model_type` of config.json if templates alone are ambiguous; `slipway plan` prints the result.
 
+Two kinds of checkpoints have no chat template, and Slipway has one for each: DeepSeek-V3.2, whose own code makes its
+prompts (`chat_template_kwargs: {"thinking": true}` or `reasoning_effort` lets it think), and checkpoints with Mistral's
+tekken.json in versions 7, 11 and 13, whose prompts are those of mistral_common. `model.chat_template` replaces them.
+
 ## Calls
 
 Each example is generated from the grammar: one call of `f` with the text `x` for `a`; ⏎ is a newline.

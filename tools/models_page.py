@@ -33,8 +33,8 @@ weight formats), with the fused kernels of a GPU, and with torch. Separate secti
 TAIL = """
 The tests compare each architecture with transformers in float32: logits within 1e-4, greedy tokens and logprobs through
 the complete engine (`tests/engine/layers`, `tests/engine/test_against_transformers.py`). Architectures whose code is
-not part of transformers (InternLM 2, Baichuan, Qwen 1, MiniCPM, EXAONE 3) are compared with an equivalent model of
-transformers under other tensor names; their code is never executed.
+not part of transformers (InternLM 2, Baichuan, Qwen 1, MiniCPM, EXAONE 3, Ling, Arctic, Jina 2) are compared with an
+equivalent model of transformers under other tensor names; their code is never executed.
 
 Checkpoints whose computation would differ are refused with the key of `config.json`: clipped queries (`clip_qkv`, as in
 MPT 7B StoryWriter), norms of q and k over all heads with a bias (`qk_ln` of MPT), and residuals after the norm (BLOOM).
@@ -194,12 +194,17 @@ transformers' own code, with keys and values in Slipway's pages. Install it with
 the container image does not contain it. `slipway plan` states this in the line of `hardware.kernels`.
 
 - Chunked prefill, prefix cache, preemption and resumption after a crash work as with all models.
-- Each row of a step is computed alone, by torch. One request is several times slower than with compiled kernels, and
-  several requests take several times as long as one.
+- Rows of a step with equal numbers of tokens, such as decode rows, are one call of transformers' code. Decoders whose
+  code takes no positions (BART) are called for each row. torch computes; one request is several times slower than with
+  compiled kernels.
 - Only safetensors files with plain weights, one rank (`parallelism.tensor`), and generation are supported.
 - At the start, the logits of a short prompt that is computed in chunks are compared with transformers' own. If they
-  differ, or if the code does not work with a cache in pages, the start fails with the reason.
-- Decoders with recurrent states are not served in this way. With a rotary scaling that depends on the length of a
+  differ, or if the code does not work with a cache in pages, complete sequences are computed in each step, as for the
+  next kind, and a warning has the reason. The start fails only if the code is not causal (XLNet).
+- The code of decoders with recurrent states (RWKV, Zamba, xLSTM) and of those without a cache of keys and values
+  (GPT-1) gets the complete sequence in each step; the pages have the tokens' ids. The time of a token grows with the
+  length of the sequence.
+- With a rotary scaling that depends on the length of a
   sequence (dynamic, longrope), the context ends at the original length.
 
 ## Pooling models

@@ -50,6 +50,7 @@ class ModelFacts:
     pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
     speech: bool = False  # True for speech models, whose encoder input is audio
     foreign: str = ""  # architecture that only transformers' own code computes; "" for declared models
+    recomputes: bool = False  # True if that code computes the complete sequence in each step
     mixed_expert_formats: tuple[WeightBits, ...] = ()
     """Values of quantization.weights for which the experts of one layer would have several formats."""
     quantized: str = ""  # the quantization as text; "" without one
@@ -94,6 +95,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         pools=model.pooler is not None,
         speech=model.audio is not None,
         foreign="" if model.foreign is None else model.foreign.architecture,
+        recomputes=model.foreign is not None and model.foreign.recomputes,
         mixed_expert_formats=_mixed_expert_formats(checkpoint),
         quantized=str(own) if is_quantized else "",
         quantizable=own is not None and own.quantizable,

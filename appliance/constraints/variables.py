@@ -68,7 +68,8 @@ def _kernels_why(view: View) -> str:
     if view.kernels == TRITON:
         return "the fused kernels for a GPU"
     if view.kernels == TORCH and view.facts.model.foreign:
-        return f"{view.facts.model.foreign} has no declaration: transformers' code computes it, several times slower"
+        slower = "the complete sequence in each step" if view.facts.model.recomputes else "several times slower"
+        return f"{view.facts.model.foreign} has no declaration: transformers' code computes it, {slower}"
     if view.kernels == TORCH:
         return "no compiled kernels are installed; install with a C++ compiler to be 2 to 6 times as fast"
     return "the fastest compiled kernels for this CPU"

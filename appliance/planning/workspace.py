@@ -115,9 +115,10 @@ def workspace(
         copies = 3 if kernels == "triton" else 2
         found.append(product("pooled states (tokens × hidden)", size.tokens, copies * model.embed.hidden, 4))
     if kernels in COPIES:
-        found.append(
-            product("activations (tokens × widest layer)", size.tokens, widest_layer(model, ranks), element_bytes)
-        )
+        tokens = size.tokens
+        if model.foreign is not None and model.foreign.recomputes:
+            tokens = max(tokens, model.max_context)
+        found.append(product("activations (tokens × widest layer)", tokens, widest_layer(model, ranks), element_bytes))
         found += _sources(model, kernels, size, element_bytes)
         found += _routes(model, size.tokens, ranks) if kernels == "triton" else ()
         if size.routes:

@@ -1,11 +1,16 @@
 """A decoder computed by the modelling code of transformers, with keys and values in Slipway's pages.
 
-Each row of a step is one call of that code, as in transformers' own generation: the call gets a cache whose layers
-write the new keys and values to the pages of the row and return all of them. Masks, positions and everything else are
-transformers'. Rows do not share matrix products, so several rows take several times as long as one.
+Rows of a step with equal numbers of tokens are one call of that code, as in transformers' own generation of a batch:
+the call gets a cache whose layers write the new keys and values to the pages of the rows and return all of them, padded
+on the left. Masks, positions and everything else are transformers'.
+
+Code that keeps something else than keys and values, such as recurrent states, gets complete sequences without a cache
+in each step. The pages then have the ids of the tokens.
 """
 
-from collections.abc import Callable
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -25,36 +30,67 @@ from engine.layers.states import LayerStates
 from engine.layers.torch_compile import ModuleCompiler
 from engine.lowering.lower import lower
 from engine.models.checkpoint import Checkpoint
+from engine.models.foreign import ID_WIDTH
 from engine.models.parts import Model
 
+JOINED_POSITIONS = 8192  # of the rows of a call
 TESTED_TOKENS = 12  # tokens of the comparison with transformers' own cache when a model is loaded
+_FAILURES = (
+    *(RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError, NotImplementedError),
+)
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}  # of these logits, relative to the largest
+
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass
 class RowPages:
-    """Pages of one row of a step."""
+    """Pages of several rows of a step, each with the same number of new tokens. Sequences end in the same column;
+    `pads` columns before the shorter ones have unused values."""
 
     pages: Tensor  # [blocks, layers_per_block, 2, block_tokens, kv_heads, head_dim]
     layers: tuple[KVLayer, ...]
-    tables: tuple[Tensor, ...]  # per group: [blocks] int64
-    writes: tuple[Tensor, ...]  # per group: [tokens] int64, block · block_tokens + offset of each new token
-    first: int  # position of the first new token
+    tables: tuple[Tensor, ...]  # per group: [rows, blocks] int64
+    writes: tuple[Tensor, ...]  # per group: [rows, tokens] int64, block · block_tokens + offset of each new token
+    first: tuple[int, ...]  # position of the first new token of each row
+    tokens: int
+
+    def __post_init__(self) -> None:
+        block_tokens, self.length = self.pages.shape[3], max(self.first) + self.tokens
+        columns = torch.arange(self.length, device=self.pages.device)
+        ends = torch.tensor(self.first, device=self.pages.device) + self.tokens
+        at = (columns - (self.length - ends).unsqueeze(1)).clamp(min=0)  # positions: [rows, length]
+        self.pads = None if int(ends.min()) == self.length else self.length - ends
+        self.read = tuple((table.gather(1, at // block_tokens), at % block_tokens) for table in self.tables)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Return [rows, length] int64, 1 for the columns of tokens; None if there are no others."""
+        if self.pads is None:
+            return None
+        return (torch.arange(self.length, device=self.pads.device) >= self.pads.unsqueeze(1)).long()
 
     def exchange(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of the new tokens, each [1, kv_heads, tokens, width]. Return the keys and values of
-        all tokens so far with the same layout. Their width may be smaller than the width of the pages."""
+        """Store the keys and values of the new tokens, each [rows, kv_heads, tokens, width]. Return the keys and values
+        of all tokens so far with the same layout. Their width may be smaller than the width of the pages."""
         place = self.layers[layer]
-        block_tokens, end = self.pages.shape[3], self.first + keys.shape[2]
-        block, offset = self.writes[place.group] // block_tokens, self.writes[place.group] % block_tokens
-        read = self.tables[place.group][: -(-end // block_tokens)]
-        found = []
-        for kind, new in enumerate((keys, values)):
-            heads, width = new.shape[1], new.shape[3]
-            self.pages[block, place.layer, kind, offset, :heads, :width] = new[0].transpose(0, 1).to(self.pages.dtype)
-            stored = self.pages[read, place.layer, kind].flatten(0, 1)[:end, :heads, :width]
-            found.append(stored.transpose(0, 1).unsqueeze(0).to(new.dtype))
-        return found[0], found[1]
+        return self._exchange(place, 0, keys), self._exchange(place, 1, values)
+
+    def _exchange(self, place: KVLayer, kind: int, new: Tensor) -> Tensor:
+        block_tokens, (heads, width) = self.pages.shape[3], (new.shape[1], new.shape[3])
+        writes, (block, offset) = self.writes[place.group], self.read[place.group]
+        into = writes // block_tokens, place.layer, kind, writes % block_tokens, slice(heads), slice(width)
+        self.pages[into] = new.transpose(1, 2).to(self.pages.dtype)
+        found: Tensor = self.pages[block, place.layer, kind, offset, :heads, :width]
+        return found.transpose(1, 2).to(new.dtype)
+
+    def exchange_ids(self, ids: Tensor) -> Tensor:
+        """Store the ids of the new tokens, [rows, tokens]. Return those of all tokens so far, [rows, length] int64."""
+        shifts = 4 * torch.arange(2 * ID_WIDTH, device=ids.device)
+        parts = (ids.unsqueeze(-1) >> shifts & 15).unsqueeze(1)  # [rows, 1, tokens, elements]
+        found = torch.cat(self.exchange(0, *parts.chunk(2, -1)), -1)
+        return (found.squeeze(1) << shifts).sum(-1)
 
 
 @dataclass
@@ -79,7 +115,10 @@ class ForeignModel:
         self.states = state_layout(self.model, 1)
         self._layers = tuple(kv_layers(self.layout))
         self._given: Tensor | None = None  # hidden states, the input of the head
+        self._output: Any = None  # last output of the decoder
         self._code: Any = None
+        self._recomputes = self.model.foreign is not None and self.model.foreign.recomputes
+        self._joins_rows = True
 
     @property
     def weight_bytes(self) -> int:
@@ -128,80 +167,127 @@ class ForeignModel:
         self._code = code.to(self.device).eval()
         weights = {tensor.data_ptr(): tensor.nbytes for tensor in self._code.parameters()}
         self.memory_usage = MemoryUsage({"model": sum(weights.values())}, 0)
-        self._decoder = getattr(self._code, self._code.base_model_prefix)
+        self._decoder = _first_called(self._code)
+        self._takes_positions = _takes(self._decoder.forward, "position_ids")
         if self.compiler is not None:
             self.compiler.compile_modules(self._decoder)
         compute = self._decoder.forward
 
         def forward(*arguments: Any, **options: Any) -> Any:
-            from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-
             if self._given is None:
-                return compute(*arguments, **options)
-            return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self._given.unsqueeze(0))
+                self._output = compute(*arguments, **options)
+                return self._output
+            fields = {**self._output, "last_hidden_state": self._given.unsqueeze(0)}
+            return type(self._output)(**fields)
 
         self._decoder.forward = forward
         self._check()
 
     def _check(self) -> None:
-        """Compare the logits of a few tokens, in chunks through pages, with those of transformers alone."""
+        """Compare the logits of a few tokens, in chunks through pages and beside a shorter sequence, with those of
+        transformers alone. If they differ, rows are computed alone, or else complete sequences are."""
         vocab, tokens = self.model.embed.vocab, min(TESTED_TOKENS, self.model.max_context)
         ids = (torch.arange(tokens, device=self.device) * 7 + 3) % vocab
         expected = self._code(ids.unsqueeze(0), use_cache=False).logits[0].float()
-        blocks = self.layout.blocks_of(tokens)
-        each = blocks // len(self.layout.groups)
-        size = (blocks, self.layout.layers_per_block, 2, self.layout.block_tokens)
-        pages = torch.zeros(*size, self.layout.kv_heads, self.layout.head_dim, dtype=self.dtype, device=self.device)
-        tables = tuple(torch.arange(blocks, device=self.device).view(-1, each))
-        found = []
-        try:
-            for first, end in ((0, tokens - 2), (tokens - 2, tokens - 1), (tokens - 1, tokens)):
-                if end > first:
-                    at = torch.arange(first, end, device=self.device)
-                    writes = tuple(
-                        table[at // self.layout.block_tokens] * self.layout.block_tokens + at % self.layout.block_tokens
-                        for table in tables
-                    )
-                    row = RowPages(pages, self._layers, tables, writes, first)
-                    found.append(self.logits(self._row(ids[first:end], at, row)))
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
-            raise self._unsupported(f"{type(error).__name__}: {error}") from error
-        difference = (torch.cat(found) - expected).abs().max().item()
-        if not difference <= TOLERANCE[self.dtype] * max(1.0, expected.abs().max().item()):
-            raise self._unsupported(f"logits differ by {difference:.3g} from those of a prompt without pages")
-
-    def _unsupported(self, why: str) -> CheckpointError:
-        name = "" if self.model.foreign is None else self.model.foreign.architecture
-        return CheckpointError(f"{name}: transformers' code does not work with paged keys and values: {why}")
-
-    def _row(self, ids: Tensor, positions: Tensor, row: RowPages) -> Tensor:
-        """Return the hidden states of one row, [tokens, hidden]."""
-        found = self._decoder(
-            input_ids=ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            past_key_values=paged_cache(row),
-            use_cache=True,
+        expected = torch.cat((expected, expected[tokens // 3 :][:1]))
+        ways = [(False, True), (False, False), (True, False)]
+        problems = []
+        for self._recomputes, self._joins_rows in [one for one in ways if one[0] or not self._recomputes]:
+            try:
+                difference = (self._tested(ids) - expected).abs().max().item()
+            except _FAILURES as error:
+                problems.append(f"{type(error).__name__}: {error}")
+                continue
+            if difference <= TOLERANCE[self.dtype] * max(1.0, expected.abs().max().item()):
+                if problems:
+                    how = "complete sequences in each step" if self._recomputes else "each row of a step alone"
+                    LOG.warning("%s: transformers' code computes %s: %s", self._name, how, problems[0])
+                return
+            problems.append(f"logits differ by {difference:.3g} from those of a prompt without pages")
+        raise CheckpointError(
+            f"{self._name}: transformers' code does not work with paged keys and values: {problems[0]}"
         )
-        hidden: Tensor = found[0][0]
+
+    def _tested(self, ids: Tensor) -> Tensor:
+        """Return the logits of a sequence that is computed in three steps, and those after a third of it: the last step
+        has another row, in which the sequence ends there."""
+        tokens, block_tokens, groups = len(ids), self.layout.block_tokens, len(self.layout.groups)
+        blocks = 2 * self.layout.blocks_of(tokens)
+        size = (blocks, self.layout.layers_per_block, 2, block_tokens, self.layout.kv_heads, self.layout.head_dim)
+        pages = torch.zeros(size, dtype=self.dtype, device=self.device)
+        tables = torch.arange(blocks, device=self.device).view(groups, 2, -1)
+        third, last = tokens // 3, tokens - 1
+        # Rows of a step, the first position of each, and the number of tokens.
+        steps = [(slice(0, 1), (0,), third), (slice(0, 1), (third,), last - third), (slice(1, 2), (0,), third)]
+        found = []
+        for rows, first, count in [*steps, (slice(0, 2), (last, third), 1)]:
+            if count == 0:
+                continue
+            at = torch.tensor(first, device=self.device).unsqueeze(1) + torch.arange(count, device=self.device)
+            own = tuple(table[rows] for table in tables)
+            writes = tuple(table.gather(1, at // block_tokens) * block_tokens + at % block_tokens for table in own)
+            found.append([self.logits(row) for row in self._rows(ids[at], at, pages, own, writes, first)])
+        *_, (end, other) = found
+        return torch.cat([*(rows[0] for rows in found[: 2 if third else 0]), end, other])
+
+    @property
+    def _name(self) -> str:
+        return "" if self.model.foreign is None else self.model.foreign.architecture
+
+    def _rows(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        pages: Tensor,
+        tables: tuple[Tensor, ...],
+        writes: tuple[Tensor, ...],
+        first: tuple[int, ...],
+    ) -> Tensor:
+        """Return the hidden states of rows with equal numbers of tokens, [rows, tokens, hidden]. ids, positions: [rows,
+        tokens]; the rest as in RowPages."""
+        if len(ids) > 1 and not self._joins_rows:
+            alone = [slice(row, row + 1) for row in range(len(ids))]
+            return torch.cat([
+                self._rows(ids[row], positions[row], pages, tuple(table[row] for table in tables),
+                           tuple(write[row] for write in writes), first[row])
+                for row in alone
+            ])  # fmt: skip
+        rows = RowPages(pages, self._layers, tables, writes, first, ids.shape[1])
+        if self._recomputes:
+            return self._recomputed(rows, ids)
+        options = {} if rows.mask is None else {"attention_mask": rows.mask}
+        if self._takes_positions:
+            options["position_ids"] = positions
+        found = self._decoder(input_ids=ids, past_key_values=paged_cache(rows), use_cache=True, **options)
+        hidden: Tensor = found[0]
         return hidden
+
+    def _recomputed(self, rows: RowPages, ids: Tensor) -> Tensor:
+        """Return the hidden states of the new tokens of a single row."""
+        hidden: Tensor = self._decoder(input_ids=rows.exchange_ids(ids), use_cache=False)[0]
+        return hidden[:, -rows.tokens :]
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
         """Return the hidden states after the final norm, [tokens, hidden]. Writes keys and values to the pages.
-        states: none, because recurrent models are not served in this way."""
+        states: none; recurrent states are not kept."""
         starts = batch.query_start.tolist()
-        found = []
-        for number, first in enumerate(batch.first):
-            tokens = slice(starts[number], starts[number + 1])
-            row = RowPages(
+        counts = [end - start for start, end in zip(starts[:-1], starts[1:], strict=True)]
+        found: dict[int, Tensor] = {}
+        for rows in _calls(counts, batch.first):
+            count = counts[rows[0]]
+            at = torch.tensor(rows, device=self.device)
+            tokens = batch.query_start[at].unsqueeze(1) + torch.arange(count, device=self.device)
+            made = self._rows(
+                batch.ids[tokens],
+                batch.positions[tokens],
                 pages,
-                self._layers,
-                tuple(table[number] for table in batch.tables),
+                tuple(table[at] for table in batch.tables),
                 tuple(writes[tokens] for writes in batch.slot_mapping),
-                first,
+                tuple(batch.first[row] for row in rows),
             )
-            found.append(self._row(batch.ids[tokens], batch.positions[tokens], row))
-        return torch.cat(found)
+            found |= dict(zip(rows, made, strict=True))
+        return torch.cat([found[row] for row in range(batch.rows)])
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -217,8 +303,39 @@ class ForeignModel:
         return logits.float()
 
 
+def _calls(counts: Sequence[int], first: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the rows of each call: those with equal numbers of tokens, and few enough that the copies of their keys and
+    values have up to JOINED_POSITIONS positions."""
+    for count in sorted(set(counts)):
+        rows = [row for row, own in enumerate(counts) if own == count]
+        most = max(1, JOINED_POSITIONS // (count + max(first[row] for row in rows)))
+        yield from (rows[at : at + most] for at in range(0, len(rows), most))
+
+
+def _first_called(code: Any) -> Any:
+    """Return the module that a model's code calls first: its decoder without the head."""
+    called: list[Any] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, arguments: called.append(module))
+        for module in code.modules()
+        if module is not code
+    ]
+    try:
+        code(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=code.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called[0]
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has an argument of this name, or any."""
+    given = inspect.signature(function).parameters
+    return name in given or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in given.values())
+
+
 def paged_cache(row: RowPages) -> Any:
-    """Return transformers' cache for one call, whose layers are in the pages of a row."""
+    """Return transformers' cache for one call, whose layers are in the pages of its rows."""
     cache, layer = _cache_types()
     return cache(layers=[layer(row, number) for number in range(len(row.layers))])
 
@@ -234,16 +351,16 @@ def _cache_types() -> tuple[Any, Any]:
 
         def __init__(self, row: RowPages, number: int) -> None:
             super().__init__()
-            self.row, self.number, self.seen = row, number, row.first
+            self.row, self.number, self.seen = row, number, row.length - row.tokens
 
         def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-            self.seen = self.row.first + key_states.shape[2]
+            self.seen = self.row.length
             return self.row.exchange(self.number, key_states, value_states)
 
         def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-            return self.row.first + int(query_length), 0
+            return self.row.length, 0
 
         def get_seq_length(self) -> int:
             return self.seen

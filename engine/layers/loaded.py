@@ -32,6 +32,7 @@ from engine.lowering.program import (
     QKNormVectors,
     RecurrentParameter,
     SinkLogits,
+    SlopedDistances,
     Tables,
     TokenTable,
     Weight,
@@ -108,6 +109,21 @@ class BiasLayer:
     def load(self, read: Read, target: Target) -> None:
         rows = read(self.path)[distance_buckets(self.relative), self.first : self.first + self.heads]
         self.biases = rows.T.to(target.device, torch.float32).contiguous()
+
+
+class SlopedBiases:
+    """ALiBi in both directions: biases of this rank's heads for the distances -reach … reach, [heads, width] fp32."""
+
+    biases: Tensor
+
+    def __init__(self, weight: SlopedDistances, world: World) -> None:
+        first, heads = share(weight.heads, world, "heads")
+        self.slopes, self.reach = weight.alibi.slopes(weight.heads)[first : first + heads], weight.reach
+
+    def load(self, read: Read, target: Target) -> None:
+        distance = torch.arange(-self.reach, self.reach + 1, dtype=torch.float32).abs()
+        slopes = torch.tensor(self.slopes, dtype=torch.float32).unsqueeze(1)
+        self.biases = (-slopes * distance).to(target.device)
 
 
 def distance_buckets(part: RelativeBias) -> Tensor:
@@ -241,6 +257,7 @@ Loadable = (
     | Sinks
     | Slopes
     | BiasLayer
+    | SlopedBiases
     | HeadWeights
     | BlockWeights
     | ExpertCorrection
@@ -318,12 +335,12 @@ class LoadedWeights:
         assert isinstance(found, Slopes), f"{weight.name} are slopes"
         return found.slopes
 
-    def bias(self, weight: DistanceBias | None) -> Tensor | None:
+    def bias(self, weight: DistanceBias | SlopedDistances | None) -> Tensor | None:
         """Return [heads, distances] fp32, or None for an attention without biases."""
         if weight is None:
             return None
         found = self.by_name[weight.name]
-        assert isinstance(found, BiasLayer), f"{weight.name} are biases"
+        assert isinstance(found, BiasLayer | SlopedBiases), f"{weight.name} are biases"
         return found.biases
 
     def parameter(self, weight: RecurrentParameter) -> Tensor:
@@ -369,11 +386,11 @@ def routing(part: Experts) -> Routing:
 
 def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> LoadedWeights:
     """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder, if there is one. Raises
-    ConfigError for ALiBi, chunks and scaled queries outside of causal self-attention and relative biases outside of
-    self-attention, which no executor supports."""
+    ConfigError for chunks and scaled queries outside of causal self-attention, and ALiBi and relative biases outside
+    of self-attention, which no executor supports."""
     for op in (*program.encoder, *program.ops):
-        if isinstance(op, Attend) and op.part.alibi is not None and (op.layer is None or op.cross):
-            raise ConfigError("ALiBi requires causal self-attention; remove it from this model's declaration")
+        if isinstance(op, Attend) and op.part.alibi is not None and op.cross:
+            raise ConfigError("ALiBi requires self-attention; remove it from this model's declaration")
         if isinstance(op, Attend) and op.part.relative is not None and (op.cross or op.part.alibi is not None):
             raise ConfigError("relative biases require self-attention without ALiBi; change this model's declaration")
         if isinstance(op, Attend) and not op.part.supported_limits:
@@ -413,6 +430,8 @@ def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> L
                 return Slopes(weight, world)
             case DistanceBias():
                 return BiasLayer(weight, world)
+            case SlopedDistances():
+                return SlopedBiases(weight, world)
             case RecurrentParameter():
                 return ParameterLayer(weight, world)
             case TokenTable():

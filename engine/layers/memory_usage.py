@@ -26,6 +26,7 @@ from engine.layers.loaded import (
     MultiplierLayer,
     ParameterLayer,
     Sinks,
+    SlopedBiases,
     Slopes,
 )
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
@@ -126,7 +127,7 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "mlp", layer.numbers
         case Slopes():
             yield "attention", layer.slopes
-        case BiasLayer():
+        case BiasLayer() | SlopedBiases():
             yield "attention", layer.biases
         case TokenRows():
             yield "embedding", layer.table

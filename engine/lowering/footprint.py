@@ -34,6 +34,7 @@ from engine.lowering.program import (
     QKNormVectors,
     RecurrentParameter,
     SinkLogits,
+    SlopedDistances,
     Tables,
     TokenTable,
 )
@@ -238,7 +239,7 @@ class _Footprint:
                     )
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
-                case DistanceBias(heads=heads, width=width):
+                case DistanceBias(heads=heads, width=width) | SlopedDistances(heads=heads, width=width):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), width, 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
         if model.head is not None and model.head.ids:

@@ -72,6 +72,7 @@ from engine.lowering.program import (
     SelectiveScan,
     SelectKeys,
     SinkLogits,
+    SlopedDistances,
     Sparsify,
     Spread,
     Tables,
@@ -188,6 +189,7 @@ class PartLowering:
         self.pools = False  # the states are pooled to vectors
         self.aligned: tuple[int, ...] = ()  # layers with alignment heads
         self.queries: Value | None = None  # of those layers
+        self.reach = 0  # largest distance between two tokens
 
     def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         if part.side in ("opens", "continues"):
@@ -210,7 +212,11 @@ class PartLowering:
             yield self.norm(part.before, path, read, self.normed)
             read = self.normed
         if part.shortcut is not None:
-            yield from self._experts(part.shortcut, join(path, part.shortcut.name), read, self.shortcut)
+            given = read
+            if part.shortcut_norm is not None:
+                given = Value(name="shortcut_input", width=self.x.width)
+                yield self.norm(part.shortcut_norm, path, self.x, given)
+            yield from self._experts(part.shortcut, join(path, part.shortcut.name), given, self.shortcut)
         for number, body in enumerate(summed):
             y = self.out if number == 0 else Value(name="other", width=self.out.width)
             if norms := body_norms(part):
@@ -293,8 +299,11 @@ class PartLowering:
         heads, kv_heads, dim = self._share(part.heads, "heads"), self._share(part.kv_heads, "KV heads"), part.head_dim
         attended = Value(name="attended", width=heads * dim)
         sinks = SinkLogits(attention=part, path=path) if part.sinks else None
-        slopes = None if part.alibi is None else AlibiSlopes(alibi=part.alibi, heads=part.heads)
-        bias = None
+        slopes = bias = None
+        if part.alibi is not None and part.causal:
+            slopes = AlibiSlopes(alibi=part.alibi, heads=part.heads)
+        elif part.alibi is not None:
+            bias = SlopedDistances(alibi=part.alibi, heads=part.heads, reach=self.reach)
         if part.relative is not None:
             bias = DistanceBias(relative=part.relative, heads=part.heads, root=self.root)
         if part.source:
@@ -748,7 +757,7 @@ class _Lowering(PartLowering):
 
     def __init__(self, model: Model, ranks: int) -> None:
         super().__init__(model.embed.hidden, ranks)
-        self.model, self.root = model, model.root
+        self.model, self.root, self.reach = model, model.root, model.max_context - 1
         self.pools = model.pooler is not None and model.head is None
         if model.encoder is not None and model.encoder.alignment is not None:
             self.aligned = model.encoder.alignment.layers

@@ -206,6 +206,25 @@ class DistanceBias:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlopedDistances:
+    """ALiBi in both directions: bias -slope · |distance| of each head for each distance, computed when the model is
+    loaded. All layers share them."""
+
+    alibi: Alibi
+    heads: int  # of all ranks
+    reach: int  # largest distance
+
+    @property
+    def width(self) -> int:
+        """Number of distances, -reach … reach."""
+        return 2 * self.reach + 1
+
+    @cached_property
+    def name(self) -> str:
+        return f"ALiBi biases of {self.heads} heads (max_bias {self.alibi.max_bias}, up to {self.reach} tokens)"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tables:
     """Rows of tokens, positions and segments. The head of a decoder belongs to them, because it may be tied."""
 
@@ -281,6 +300,7 @@ Weight = (
     | SinkLogits
     | AlibiSlopes
     | DistanceBias
+    | SlopedDistances
     | HeadMatrices
     | BlockMatrices
     | Correction
@@ -539,7 +559,7 @@ class Attend:
     kv_heads: int
     sinks: SinkLogits | None = None
     slopes: AlibiSlopes | None = None
-    bias: DistanceBias | None = None
+    bias: DistanceBias | SlopedDistances | None = None
     cross: bool = False
     windowed: bool = False
 

@@ -11,12 +11,15 @@ from engine.models import (
     afmoe,
     apertus,
     arcee,
+    arctic,
     baichuan,
+    bailing_moe,
     bamba,
     bart,
     bert,
     bloom,
     cohere,
+    cwm,
     deepseek,
     dual_encoders,
     ernie4_5,
@@ -37,6 +40,7 @@ from engine.models import (
     hunyuan,
     internlm,
     jamba,
+    jina_bert,
     kimi_linear,
     lfm2,
     llama,
@@ -73,6 +77,7 @@ from engine.models import (
     qwen3_moe,
     qwen3_next,
     recurrent_gemma,
+    rotary_bert,
     seed_oss,
     smollm3,
     stablelm,
@@ -93,7 +98,7 @@ DECODERS = (
     *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
     *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe, gemma4, gemma3n, mimo_v2, longcat_flash),
-    step3p5,
+    *(step3p5, arctic, bailing_moe, cwm),
 )
 RECURRENT = (
     *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, minimax, nemotron_h, olmo_hybrid),
@@ -101,7 +106,7 @@ RECURRENT = (
 )
 TRANSLATORS = (bart, t5)
 SPEECH = (whisper,)
-POOLED = (bert, dual_encoders, modernbert, nomic_bert, pooled_decoders)
+POOLED = (bert, dual_encoders, jina_bert, modernbert, nomic_bert, pooled_decoders, rotary_bert)
 FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *SPEECH, *POOLED)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 

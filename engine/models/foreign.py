@@ -1,12 +1,14 @@
 """Decoders without a declaration of their own, computed by the modelling code of transformers.
 
 Only their attention layers are declared, with the shapes of the keys and values, because these are stored in Slipway's
-pages. Everything else is the code of the installed transformers package, whose source files are read here without
-importing them: importing it would import torch.
+pages. Decoders with other states, such as recurrent ones, have a page entry with the token's id instead, and each step
+computes the complete sequence. Everything else is the code of the installed transformers package, whose source files
+are read here without importing them: importing it would import torch.
 """
 
 import ast
 import importlib.util
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -19,25 +21,48 @@ from engine.models.parts import Attention, Embedding, Foreign, Head, Model, Resi
 PACKAGE = "transformers"
 # Other names of the same settings in config.json; transformers maps them in its configuration classes.
 NAMES = {
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "embed_dim", "dim"),
-    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
-    "num_attention_heads": ("num_attention_heads", "n_head", "attention_heads", "num_heads", "n_heads"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "embed_dim", "emb_dim", "dim"),
+    "num_hidden_layers": ("decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers",
+                          "n_layers"),
+    "num_attention_heads": ("decoder_attention_heads", "num_decoder_attention_heads", "num_attention_heads", "n_head",
+                            "attention_heads", "num_heads", "n_heads"),
     "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
-    "intermediate_size": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "ffn_hidden_dim", "dff"),
-    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
-}
+    "intermediate_size": ("decoder_ffn_dim", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size",
+                          "ffn_hidden_dim", "dff"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length",
+                                "max_target_positions"),
+    "vocab_size": ("vocab_size", "n_words", "n_tokens"),
+}  # fmt: skip
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-_STATEFUL = "_is_stateful = True"  # marks models with recurrent states in their modelling code
+_STATEFUL = re.compile(r"^ +_is_stateful = True", re.MULTILINE)  # marks code of models with recurrent states
+_CACHES = re.compile(
+    r"(past_key_values?|layer_past|cache)\w*\.update\("
+)  # code that keeps keys and values in transformers' cache
+ID_WIDTH = 4  # elements of a key, and of a value, that hold a token's id: 4 bits in each, exact in all types of pages
 
 
 def is_foreign(architecture: str) -> bool:
-    """Return whether the installed transformers has code for a decoder of this name, of text alone, without recurrent
-    states, which its code would not keep in pages."""
+    """Return whether the installed transformers has code for a decoder of this name, of text alone."""
+    return not architecture.endswith("ForConditionalGeneration") and architecture in _decoders()
+
+
+@cache
+def recomputes(architecture: str) -> bool:
+    """Return whether transformers' code keeps something else than keys and values of the tokens so far, or nothing, so
+    that each step computes the complete sequence."""
+    code = _code(architecture)
+    return _STATEFUL.search(code) is not None or _CACHES.search(code) is None
+
+
+def _code(architecture: str) -> str:
+    """Return the modelling code of a decoder. The folder of a text decoder of a multimodal model has another name than
+    its model type."""
     kind, folder = _decoders().get(architecture), _package()
-    if not architecture.endswith(("ForCausalLM", "LMHeadModel")) or kind is None or folder is None:
-        return False
-    files = (folder / "models" / kind.replace("-", "_")).glob("modeling_*.py")
-    return not any(_STATEFUL in file.read_text(encoding="utf-8") for file in files)
+    if kind is None or folder is None:
+        return ""
+    files = [*(folder / "models" / kind.replace("-", "_")).glob("modeling_*.py")]
+    codes = (file.read_text(encoding="utf-8") for file in files or (folder / "models").glob("*/modeling_*.py"))
+    return "".join(code for code in codes if files or f"class {architecture}(" in code)
 
 
 @cache
@@ -76,17 +101,20 @@ def declare_foreign(config: Mapping[str, Any]) -> Model:
         )
     found = {key: next((config[name] for name in names if name in config), None) for key, names in NAMES.items()}
     c = Config.of({key: value for key, value in {**config, **found}.items() if value is not None})
-    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
-    kv_heads, width = _cached(c, hidden, heads)
+    hidden, again = c.whole("hidden_size"), recomputes(architecture)
+    heads, kv_heads, width, layers = 1, 1, ID_WIDTH, 1
+    if not again:
+        heads, layers = c.whole("num_attention_heads"), c.whole("num_hidden_layers")
+        kv_heads, width = _cached(c, hidden, heads)
     attention = Attention(hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=width, rope=None)
     inner = c.whole("intermediate_size") if "intermediate_size" in c.values else 4 * hidden
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=hidden),
-        blocks=((ResidualBlock(body=attention),),) * c.whole("num_hidden_layers"),
+        blocks=((ResidualBlock(body=attention),),) * layers,
         norm=None,
         head=Head(tied=False),
         max_context=_context(c),
-        foreign=Foreign(architecture=architecture, width=4 * hidden + 3 * inner),
+        foreign=Foreign(architecture=architecture, width=4 * hidden + 3 * inner, recomputes=again),
     )
 
 

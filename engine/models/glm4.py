@@ -1,16 +1,18 @@
 """GLM-4-0414: norms before and after each body, half of each head rotated (interleaved), gate and up in one tensor.
+GLM-4 9B (2024): the same without norms after the bodies.
 
-Source: transformers modeling_glm4.py.
+Source: transformers modeling_glm4.py, modeling_glm.py.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
+from engine.models.decoder import llama_decoder
 from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
-ARCHITECTURES = ("Glm4ForCausalLM",)
+ARCHITECTURES = ("Glm4ForCausalLM", "GlmForCausalLM")
 
 _DEFAULTS: dict[str, Any] = {
     "attention_bias": True,
@@ -41,6 +43,8 @@ def declare(config: Mapping[str, Any]) -> Model:
         up="gate_up_proj",
     )
     norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
+    if config["architectures"][0] == "GlmForCausalLM":
+        return llama_decoder(c, attention, mlp, norm, positions=positions)
     block = (
         ResidualBlock(
             before=named(norm, "input_layernorm"), body=attention, after=named(norm, "post_self_attn_layernorm")

@@ -1,6 +1,7 @@
-"""LFM2: short convolutions in most layers, attention in the others, an MLP in all.
+"""LFM2: short convolutions in most layers, attention in the others, an MLP in all. LFM2-MoE: experts with sigmoid
+scores in all but the first layers.
 
-Source: transformers modeling_lfm2.py.
+Source: transformers modeling_lfm2.py, modeling_lfm2_moe.py.
 """
 
 from collections.abc import Mapping
@@ -8,11 +9,13 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.config import Config, shown
+from engine.models.decoder import Feed
 from engine.models.parts import (
     MLP,
     Attention,
     Block,
     Embedding,
+    Experts,
     Head,
     Model,
     ResidualBlock,
@@ -22,7 +25,7 @@ from engine.models.parts import (
 )
 from engine.models.rope import claimed_context, rope
 
-ARCHITECTURES = ("Lfm2ForCausalLM",)
+ARCHITECTURES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 
 _NAMES = {"rms_norm_eps": "norm_eps"}
 _DEFAULTS: dict[str, Any] = {
@@ -36,10 +39,22 @@ _DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
+_MOE = {
+    "block_auto_adjust_ff_dim": False,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "norm_topk_prob": True,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "routed_scaling_factor": 1.0,
+    "use_expert_bias": True,
+}
 
 
 def declare(config: Mapping[str, Any]) -> Model:
-    c = Config.of(config, _NAMES, **_DEFAULTS)
+    has_experts = config["architectures"][0] == "Lfm2MoeForCausalLM"
+    c = Config.of(config, _NAMES, **(_DEFAULTS | _MOE if has_experts else _DEFAULTS))
     eps, positions = c.number("rms_norm_eps"), rope(c, theta=1e6)
     attention = Attention(
         hidden=c.hidden,
@@ -53,9 +68,11 @@ def declare(config: Mapping[str, Any]) -> Model:
     )
     conv = ShortConv(hidden=c.hidden, conv=c.whole("conv_L_cache", least=2), bias=c.flag("conv_bias"))
     norm = RMSNorm(size=c.hidden, eps=eps)
-    feed = MLP(hidden=c.hidden, intermediate_size=_inner(c), gate="w1", up="w3", down="w2", name="feed_forward")
+    mlp = MLP(hidden=c.hidden, intermediate_size=_inner(c), gate="w1", up="w3", down="w2", name="feed_forward")
+    first_sparse = c.whole("num_dense_layers", least=0) if has_experts else c.layers
 
-    def block(kind: str) -> Block:
+    def block(index: int, kind: str) -> Block:
+        feed: Feed = mlp if index < first_sparse else _experts(c)
         return (
             ResidualBlock(before=named(norm, "operator_norm"), body=attention if kind == "full_attention" else conv),
             ResidualBlock(before=named(norm, "ffn_norm"), body=feed),
@@ -63,11 +80,29 @@ def declare(config: Mapping[str, Any]) -> Model:
 
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),
-        blocks=tuple(map(block, c.layer_types(_kinds(c), ("full_attention", "conv")))),
+        blocks=tuple(block(*one) for one in enumerate(c.layer_types(_kinds(c), ("full_attention", "conv")))),
         norm=named(norm, "embedding_norm"),
         # Old files name the flag tie_embedding.
         head=Head(tied=c.flag("tie_embedding" if "tie_embedding" in c.values else "tie_word_embeddings")),
         max_context=claimed_context(c, positions),
+    )
+
+
+def _experts(c: Config) -> Experts:
+    count, top_k = c.experts()
+    return Experts(
+        hidden=c.hidden,
+        intermediate_size=c.whole("moe_intermediate_size"),
+        num_experts=count,
+        top_k=top_k,
+        scores="sigmoid",
+        correction="expert_bias" if c.flag("use_expert_bias") else "",
+        normalized=c.flag("norm_topk_prob"),
+        weight_scale=c.positive("routed_scaling_factor"),
+        gate="w1",
+        up="w3",
+        down="w2",
+        name="feed_forward",
     )
 
 

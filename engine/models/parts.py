@@ -234,7 +234,7 @@ class Attention:
     """Size of a head's values, if it is less than that of keys: values are stored with zeros after them, and outputs
     are cut (MiMo-V2-Flash). It excludes `groups`, `order` and `gated`."""
     value_scale: float = 1.0  # multiplies the values
-    alibi: Alibi | None = None  # of causal self-attention
+    alibi: Alibi | None = None  # of self-attention; if it is not causal, distances have no sign: -slope · |distance|
     relative: RelativeBias | None = None  # of self-attention without ALiBi
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
     groups: int = 1
@@ -352,10 +352,12 @@ class MLP:
     intermediate_size: int
     act: str = "silu"  # silu | gelu | gelu_tanh | quick_gelu | relu | relu2 | xielu
     bias: bool = False
+    down_bias: bool = False  # without `bias`: of the down projection alone
     gate: str | None = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     interleaved: bool = False  # gate and up are one tensor, whose rows alternate: gate, up, gate, …
+    up_first: bool = False  # gate and up are one tensor, with the rows of up before those of gate (GTE)
     gate_scale: float = 1.0  # multiplies gate x
     sparsity: float = 0.0
     """If not 0, gate x is replaced by max(gate x - t, 0) first. For normally distributed values, the threshold t of a
@@ -676,8 +678,8 @@ class ResidualBlock:
 
     With the side `pair`, x = x + body([e, x']), whose columns `FusedStates` computed (EAGLE-3).
 
-    `shortcut` has the same input as the body; its output is added after the last residual block of the layer
-    (LongCat)."""
+    `shortcut` has the same input as the body, or with `shortcut_norm` that norm of x; its output is added after the
+    last residual block of the layer (LongCat, Arctic)."""
 
     body: Body | Parallel
     first: Norm | None = None  # replaces x by its norm before anything else (MiniMax-01)
@@ -690,6 +692,7 @@ class ResidualBlock:
     side: Literal["", "opens", "continues", "joins", "pair"] = ""
     path: str = ""  # of its tensors below the root, if they belong to another layer, which shares them
     shortcut: Experts | None = None
+    shortcut_norm: Norm | None = None
 
 
 Block = tuple[ResidualBlock, ...]
@@ -932,6 +935,7 @@ class Foreign:
     architecture: str
     width: int  # elements per token of its widest layer, estimated
     parameters: int = 0  # number of weights of the checkpoint
+    recomputes: bool = False  # pages have tokens' ids instead of keys and values; steps compute complete sequences
 
 
 # Towers: encoders of images and videos.
@@ -1335,7 +1339,15 @@ def output_norms(branch: ResidualBlock) -> tuple[Norm | None, ...]:
 def block_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
     """Return all norms of the hidden states in a residual block."""
     routers = (body.router_norm for body in bodies(branch) if isinstance(body, Experts))
-    around = branch.first, branch.before, *body_norms(branch), *output_norms(branch), branch.after, branch.last
+    around = (
+        branch.first,
+        branch.before,
+        *body_norms(branch),
+        *output_norms(branch),
+        branch.after,
+        branch.last,
+        branch.shortcut_norm,
+    )
     return tuple(norm for norm in (*around, *routers) if norm is not None)
 
 

@@ -4,6 +4,7 @@ Layers build their matrices from the same `Linear` values, so the tensors that a
 loaded.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -170,10 +171,14 @@ def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
         step = len(names)
         rows = tuple(Rows(source=name, units=part.intermediate_size, at=at, step=step) for at, name in enumerate(names))
     else:
-        rows = packed(*(Rows(source=name, units=part.intermediate_size) for name in names))
+        rows = packed(
+            *(Rows(source=name, units=part.intermediate_size) for name in names[:: -1 if part.up_first else 1])
+        )
+        rows = rows[:: -1 if part.up_first else 1]  # the gate is first in memory
     up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
-    return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=part.bias)
+    bias = part.bias or part.down_bias
+    return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=bias)
 
 
 def update_linears(part: Attention | MLP) -> tuple[Linear, ...]:
@@ -862,7 +867,8 @@ def _bias_sources(branch: ResidualBlock, root: str) -> Shapes:
 
 def harmless(model: Model, name: str) -> bool:
     """Return whether a tensor that is not declared may be ignored: rotary frequencies stored by old exporters, a copy
-    of a tied head, and tensors that the model leaves unread, in the text model or beside it."""
+    of a tied head, tensors of zero-computation experts, and tensors that the model leaves unread, in the text model or
+    beside it."""
     if name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")):
         return True
     if name.startswith((*model.unread, *(join(model.root, one) for one in model.unread))):
@@ -871,7 +877,18 @@ def harmless(model: Model, name: str) -> bool:
         towers = (one.tower for one in model.media.towers)
         if name.startswith(tuple(join(tower.root, one) for tower in towers for one in tower.unread)):
             return True
+    if _of_zero_expert(model, name):
+        return True
     return model.head is not None and model.head.tied and name == f"{model.head.name}.weight"
+
+
+def _of_zero_expert(model: Model, name: str) -> bool:
+    """Return whether a tensor belongs to a zero-computation expert, which needs none; transformers saves some."""
+    for body in (body for block in model.blocks[:1] for branch in block for body in bodies(branch)):
+        if isinstance(body, Experts) and body.zero_experts:
+            found = re.search(rf"\.{re.escape(body.experts)}\.(\d+)\.", name)
+            return found is not None and body.num_experts <= int(found[1]) < body.routed
+    return False
 
 
 def elements(shapes: Mapping[str, tuple[int, ...]]) -> int:

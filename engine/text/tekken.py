@@ -35,6 +35,14 @@ class _Config(msgspec.Struct):
     default_num_special_tokens: int
 
 
+class _Version(msgspec.Struct):
+    version: str = ""
+
+
+class _Versioned(msgspec.Struct):
+    config: _Version
+
+
 class _Token(msgspec.Struct):
     rank: int
     token_bytes: str
@@ -50,6 +58,14 @@ class _File(msgspec.Struct):
     config: _Config
     vocab: list[_Token]
     special_tokens: list[_Special] | None = None
+
+
+def tekken_version(directory: Path) -> str | None:
+    """Return the version of the directory's tekken.json, such as "v13", or None without a valid one."""
+    try:
+        return msgspec.json.decode(read_file(directory / TEKKEN, TOKENIZER_BYTES), type=_Versioned).config.version
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def tekken_text(path: Path) -> str:

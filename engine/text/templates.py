@@ -6,7 +6,9 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.api.files import read_text
 from engine.gguf.file import find_gguf
+from engine.text.default_templates import default_template
 from engine.text.files import CONFIG, read_json, tokenizer_config
+from engine.text.tekken import tekken_version
 
 SINGLE = "chat_template.jinja"
 SEVERAL = "additional_chat_templates"
@@ -22,7 +24,8 @@ def _read(path: Path) -> str:
 
 def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
     """Return the chat template or named templates. Precedence as in transformers: chat_template.jinja with
-    additional_chat_templates/, tokenizer_config.json, the GGUF file, chat_template.json of multimodal models."""
+    additional_chat_templates/, tokenizer_config.json, the GGUF file, chat_template.json of multimodal models; then the
+    default of the architecture."""
     more = {file.stem: _read(file) for file in sorted((directory / SEVERAL).glob("*.jinja"))}
     if (directory / SINGLE).is_file():
         text = _read(directory / SINGLE)
@@ -40,6 +43,8 @@ def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, s
             ) from error
     if template is not None and not isinstance(template, str | dict):
         raise CheckpointError(f"{directory}: chat_template must be a text or named texts; copy the checkpoint again")
+    if template is None:
+        return default_template(read_json(directory / "config.json"), lambda: tekken_version(directory))
     return template
 
 

@@ -176,11 +176,37 @@ def paged_inputs(
     first token are released. kept: type of the pages, default that of q.
 
     → q, pages, table, slot, query_start, lengths, out."""
-    blocks = [-(-length // block_tokens) for _, length in rows]
-    slots = len(rows) + 2
     tokens = sum(count for count, _ in rows)
     q = make.normal(tokens, heads, dim)
-    pages = make.normal(1 + sum(blocks), layers, 2, block_tokens, kv_heads, dim)
+    pages = make.normal(_num_blocks(rows, block_tokens), layers, 2, block_tokens, kv_heads, dim)
+    places = page_places(make, rows, block_tokens, window, chunk)
+    if kept is not None:
+        pages = encode(pages, kept) if is_coded(kept) else pages.to(kept)
+    return q, pages, *places, make.normal(tokens, heads, dim)
+
+
+def page_inputs(
+    make: Make, rows: Sequence[tuple[int, int]], dim: int, block_tokens: int, layers: int
+) -> tuple[Tensor, int, Tensor, Tensor, Tensor, Tensor]:
+    """Return pages with one vector of a token, layer, table, slot, query_start and lengths, for `rows` of
+    paged_inputs."""
+    pages = make.normal(_num_blocks(rows, block_tokens), layers, 1, block_tokens, 1, dim)
+    return pages, layers - 1, *page_places(make, rows, block_tokens)
+
+
+def _num_blocks(rows: Sequence[tuple[int, int]], block_tokens: int) -> int:
+    return 1 + sum(-(-length // block_tokens) for _, length in rows)
+
+
+def page_places(
+    make: Make,
+    rows: Sequence[tuple[int, int]],
+    block_tokens: int,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return table, slot, query_start and lengths, for `rows` of paged_inputs."""
+    blocks, slots = [-(-length // block_tokens) for _, length in rows], len(rows) + 2
     slot = make.permutation(slots)[: len(rows)].contiguous()
     ids = make.permutation(sum(blocks)) + 1
     table = make.zeros(slots, max(blocks, default=0) + 1, dtype=torch.int32)
@@ -191,10 +217,7 @@ def paged_inputs(
             table[line, released:number] = ids[at + released : at + number]
             at += number
     start = make.tensor(list(accumulate((count for count, _ in rows), initial=0)))
-    lengths = make.tensor([length for _, length in rows])
-    if kept is not None:
-        pages = encode(pages, kept) if is_coded(kept) else pages.to(kept)
-    return q, pages, table, slot, start, lengths, make.normal(tokens, heads, dim)
+    return table, slot, start, make.tensor([length for _, length in rows])
 
 
 def slopes_of(make: Make, heads: int) -> Tensor:
@@ -373,6 +396,20 @@ def row_of(block, query_start, rows, BLOCK_Q: tl.constexpr):
     while high - low > 1:
         middle = (low + high) // 2
         if tl.load(query_start + middle) // BLOCK_Q + middle <= block:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@jit
+def row_of_token(token, query_start, rows):
+    """Return the row that a token belongs to."""
+    low = 0
+    high = rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) <= token:
             low = middle
         else:
             high = middle

@@ -12,13 +12,21 @@ in order.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.attention.common import LOG2_E, SCORE_ELEMENTS, add_scaled, check_heads, final_factor, softmax_weights
+from kernels.attention.common import (
+    LOG2_E,
+    SCORE_ELEMENTS,
+    add_scaled,
+    check_heads,
+    final_factor,
+    page_inputs,
+    row_of_token,
+    softmax_weights,
+)
 from kernels.attention.decode import decode_reduce_kernel
 from kernels.attention.schedule import CHUNKS, DECODE_SCHEDULE, empty_schedule
 from kernels.jit import jit, launch, power_of_2, resident_programs, tl
@@ -115,6 +123,31 @@ def load_queries(
 
 
 @jit
+def attend_tile(q, q_key, place, seen, part, top, weights, scale, DIM: tl.constexpr, RANK: tl.constexpr):
+    """Attend to the keys at these places of the pages, if they are seen → sums of weighted latents, the largest score,
+    and sums of weights for each key of a tile."""
+    at, at_key = tl.arange(0, q.shape[1]), tl.arange(0, q_key.shape[1])
+    latent = tl.load(place[:, None] + at[None, :], seen[:, None] & (at < RANK)[None, :], 0.0)
+    rotated = tl.load(place[:, None] + RANK + at_key[None, :], seen[:, None] & (at_key < DIM - RANK)[None, :], 0.0)
+    scores = tl.dot(q, tl.trans(latent), input_precision="ieee")
+    scores = tl.dot(q_key, tl.trans(rotated), scores, input_precision="ieee")
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    weight, top, fade = softmax_weights(scores, top, scale, False)
+    weights = tl.fma(weights, fade[:, None], weight)
+    part = tl.dot(weight.to(latent.dtype), latent, part * fade[:, None], input_precision="ieee")
+    return part, top, weights
+
+
+@jit
+def store_outputs(out, heads, part, factor, HEADS: tl.constexpr, RANK: tl.constexpr):
+    """Store the outputs of a token's heads."""
+    at = tl.arange(0, part.shape[1])
+    mask = (heads < HEADS)[:, None] & (at < RANK)[None, :]
+    spot = heads[:, None] * RANK + at[None, :]
+    tl.store(out + spot, (part * factor[:, None]).to(out.dtype.element_ty), mask)
+
+
+@jit
 def _attend(
     q,
     q_key,
@@ -134,8 +167,6 @@ def _attend(
     weights (kernels/attention/common.py)."""
     GROUP: tl.constexpr = q.shape[0]
     WIDE: tl.constexpr = q.shape[1]
-    KEY: tl.constexpr = q_key.shape[1]
-    at, at_key = tl.arange(0, WIDE), tl.arange(0, KEY)
     part = tl.zeros([GROUP, WIDE], tl.float32)
     top = tl.full([GROUP], -1.0e30, tl.float32)
     weights = tl.zeros([GROUP, TILE], tl.float32)  # summed over the tiles, and over their keys at the end
@@ -147,14 +178,7 @@ def _attend(
         seen = key < stop
         place = pages + ((block.to(tl.int64) * LAYERS + layer) * BLOCK_TOKENS + key % BLOCK_TOKENS) * DIM
         block = tl.load(line + (key + TILE) // BLOCK_TOKENS, key + TILE < stop, 0)
-        latent = tl.load(place[:, None] + at[None, :], seen[:, None] & (at < RANK)[None, :], 0.0)
-        rotated = tl.load(place[:, None] + RANK + at_key[None, :], seen[:, None] & (at_key < DIM - RANK)[None, :], 0.0)
-        scores = tl.dot(q, tl.trans(latent), input_precision="ieee")
-        scores = tl.dot(q_key, tl.trans(rotated), scores, input_precision="ieee")
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        weight, top, fade = softmax_weights(scores, top, scale, False)
-        weights = tl.fma(weights, fade[:, None], weight)
-        part = tl.dot(weight.to(latent.dtype), latent, part * fade[:, None], input_precision="ieee")
+        part, top, weights = attend_tile(q, q_key, place, seen, part, top, weights, scale, DIM, RANK)
     return part, top, tl.sum(weights, 1)
 
 
@@ -220,8 +244,8 @@ def latent_decode_kernel(
         mask = live[:, None] & (at < RANK)[None, :]
         spot = heads[:, None] * RANK + at[None, :]
         if end - begin == tl.load(lengths + row):
-            factor = final_factor(top, total, 0.0, 1.0, False)[:, None]
-            tl.store(out + token * out_row + spot, (acc * factor).to(out.dtype.element_ty), mask)
+            factor = final_factor(top, total, 0.0, 1.0, False)
+            store_outputs(out + token * out_row, heads, acc, factor, HEADS, RANK)
         else:
             tl.store(sums + item.to(tl.int64) * (HEADS * RANK) + spot, acc, mask)
             at_stats = stats + item.to(tl.int64) * (2 * HEADS)
@@ -259,29 +283,19 @@ def latent_prefill_kernel(
     """One program for each token and block of heads. The last tokens of a row read the most keys, so they start
     first."""
     token = tokens - 1 - tl.program_id(1)
-    low = 0
-    high = rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_start + middle) <= token:
-            low = middle
-        else:
-            high = middle
-    row_end = tl.load(query_start + low + 1)
-    if (token < row_end) & (row_end - tl.load(query_start + low) > 1):
-        keys = tl.load(lengths + low) - (row_end - 1 - token)
-        line = table + tl.load(slot + low).to(tl.int64) * table_row
+    row = row_of_token(token, query_start, rows)
+    row_end = tl.load(query_start + row + 1)
+    if (token < row_end) & (row_end - tl.load(query_start + row) > 1):
+        keys = tl.load(lengths + row) - (row_end - 1 - token)
+        line = table + tl.load(slot + row).to(tl.int64) * table_row
         heads = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
         at_token = token.to(tl.int64)
         q_latent, q_key = load_queries(q + at_token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
         part, top, total = _attend(
             q_latent, q_key, pages, line, 0, keys, layer, scale, LAYERS, BLOCK_TOKENS, DIM, RANK, TILE
         )
-        at = tl.arange(0, WIDE)
-        mask = (heads < HEADS)[:, None] & (at < RANK)[None, :]
-        spot = heads[:, None] * RANK + at[None, :]
-        factor = final_factor(top, total, 0.0, 1.0, False)[:, None]
-        tl.store(out + at_token * out_row + spot, (part * factor).to(out.dtype.element_ty), mask)
+        factor = final_factor(top, total, 0.0, 1.0, False)
+        store_outputs(out + at_token * out_row, heads, part, factor, HEADS, RANK)
 
 
 def check_latents(q: Tensor, pages: Tensor, out: Tensor) -> None:
@@ -433,21 +447,9 @@ def _inputs(
     layers: int = 2,
 ) -> tuple[Any, ...]:
     """rows: tokens to compute and length of each; (0, 0) is a padded one. key: size of the rotated key."""
-    blocks = [-(-length // block_tokens) for _, length in rows]
-    slots, tokens = len(rows) + 2, sum(count for count, _ in rows)
-    pages = make.normal(1 + sum(blocks), layers, 1, block_tokens, 1, rank + key)
-    slot = make.permutation(slots)[: len(rows)].contiguous()
-    ids = make.permutation(sum(blocks)) + 1
-    table = make.zeros(slots, max(blocks, default=0) + 1, dtype=torch.int32)
-    if not make.meta:
-        at = 0
-        for number, line in zip(blocks, slot.tolist(), strict=True):
-            table[line, :number] = ids[at : at + number]
-            at += number
-    start = make.tensor(list(accumulate((count for count, _ in rows), initial=0)))
-    lengths = make.tensor([length for _, length in rows])
+    places, tokens = page_inputs(make, rows, rank + key, block_tokens, layers), sum(count for count, _ in rows)
     q = make.normal(tokens, heads, rank + key)
-    return q, pages, layers - 1, table, slot, start, lengths, make.normal(tokens, heads, rank), (rank + key) ** -0.5
+    return q, *places, make.normal(tokens, heads, rank), (rank + key) ** -0.5
 
 
 def _decode_inputs(make: Make, **sizes: Any) -> Args:

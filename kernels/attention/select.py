@@ -11,13 +11,12 @@ last key by a search that tests eight values at once, and writes the positions t
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.attention.common import SCORE_ELEMENTS, check_heads
+from kernels.attention.common import SCORE_ELEMENTS, check_heads, page_inputs, row_of_token
 from kernels.jit import jit, launch, power_of_2, resident_programs, tl
 from kernels.op import Args, Case, Make, Op
 from kernels.sampling.float_order import order_key
@@ -113,24 +112,17 @@ def select_keys_kernel(
     head, dim = tl.arange(0, GROUP), tl.arange(0, WIDE)
     for number in range(tl.program_id(0), tokens, tl.num_programs(0)):
         token = tokens - 1 - number
-        low = 0
-        high = rows
-        while high - low > 1:
-            middle = (low + high) // 2
-            if tl.load(query_start + middle) <= token:
-                low = middle
-            else:
-                high = middle
-        row_end = tl.load(query_start + low + 1)
+        row = row_of_token(token, query_start, rows)
+        row_end = tl.load(query_start + row + 1)
         at_token = token.to(tl.int64)
         out = selected + at_token * TOP_K
-        keys = tl.load(lengths + low) - (row_end - 1 - token)
+        keys = tl.load(lengths + row) - (row_end - 1 - token)
         if (token < row_end) & (keys <= TOP_K):
             for start in range(0, TOP_K, CHUNK):
                 at = start + tl.arange(0, CHUNK)
                 tl.store(out + at, tl.where(at < keys, at, -1), at < TOP_K)
         elif token < row_end:
-            line = table + tl.load(slot + low).to(tl.int64) * table_row
+            line = table + tl.load(slot + row).to(tl.int64) * table_row
             place = q + at_token * q_row + head[:, None] * DIM + dim[None, :]
             queries = tl.load(place, (head < HEADS)[:, None] & (dim < DIM)[None, :], 0.0)
             factor = tl.load(weights + at_token * weights_row + head, head < HEADS, 0.0)[:, None]
@@ -216,25 +208,6 @@ def _triton(
         stages=chosen["stages"],
     )
     return (selected,)
-
-
-def page_inputs(
-    make: Make, rows: Sequence[tuple[int, int]], dim: int, block_tokens: int, layers: int
-) -> tuple[Tensor, int, Tensor, Tensor, Tensor, Tensor]:
-    """Return pages, layer, table, slot, query_start and lengths. rows: tokens to compute and length of each; (0, 0) is
-    a padded one."""
-    blocks, slots = [-(-length // block_tokens) for _, length in rows], len(rows) + 2
-    pages = make.normal(1 + sum(blocks), layers, 1, block_tokens, 1, dim)
-    slot = make.permutation(slots)[: len(rows)].contiguous()
-    ids = make.permutation(sum(blocks)) + 1
-    table = make.zeros(slots, max(blocks, default=0) + 1, dtype=torch.int32)
-    if not make.meta:
-        at = 0
-        for number, line in zip(blocks, slot.tolist(), strict=True):
-            table[line, :number] = ids[at : at + number]
-            at += number
-    start = make.tensor(list(accumulate((count for count, _ in rows), initial=0)))
-    return pages, layers - 1, table, slot, start, make.tensor([length for _, length in rows])
 
 
 def _inputs(

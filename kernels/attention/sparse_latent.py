@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.common import LOG2_E, add_scaled, check_heads, final_factor, softmax_weights
-from kernels.attention.latent import check_latents, kernel_sizes, latent_settings, load_queries
-from kernels.attention.select import page_inputs, single_row_of
+from kernels.attention.common import LOG2_E, add_scaled, check_heads, final_factor, page_inputs, row_of_token
+from kernels.attention.latent import attend_tile, check_latents, kernel_sizes, latent_settings, load_queries
+from kernels.attention.select import single_row_of
 from kernels.jit import jit, launch, power_of_2, resident_programs, tl
 from kernels.op import Args, Case, Make, Op
 
@@ -70,7 +70,6 @@ def _attend_selected(
     """Attend to the selected keys from number `start` to `stop` → sums of weighted latents, the largest score, and the
     sum of weights (kernels/attention/common.py). chosen: pointer to the token's positions."""
     GROUP: tl.constexpr = q_latent.shape[0]
-    at, at_key = tl.arange(0, q_latent.shape[1]), tl.arange(0, q_key.shape[1])
     part = tl.zeros([GROUP, q_latent.shape[1]], tl.float32)
     top = tl.full([GROUP], -1.0e30, tl.float32)
     weights = tl.zeros([GROUP, TILE], tl.float32)  # summed over the tiles, and over their keys at the end
@@ -80,14 +79,7 @@ def _attend_selected(
         position = tl.load(chosen + number, seen, 0)
         block = tl.load(line + position // BLOCK_TOKENS, seen, 0).to(tl.int64)
         place = pages + ((block * LAYERS + layer) * BLOCK_TOKENS + position % BLOCK_TOKENS) * DIM
-        latent = tl.load(place[:, None] + at[None, :], seen[:, None] & (at < RANK)[None, :], 0.0)
-        rotated = tl.load(place[:, None] + RANK + at_key[None, :], seen[:, None] & (at_key < DIM - RANK)[None, :], 0.0)
-        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
-        scores = tl.dot(q_key, tl.trans(rotated), scores, input_precision="ieee")
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        weight, top, fade = softmax_weights(scores, top, scale, False)
-        weights = tl.fma(weights, fade[:, None], weight)
-        part = tl.dot(weight.to(latent.dtype), latent, part * fade[:, None], input_precision="ieee")
+        part, top, weights = attend_tile(q_latent, q_key, place, seen, part, top, weights, scale, DIM, RANK)
     return part, top, tl.sum(weights, 1)
 
 
@@ -133,19 +125,12 @@ def sparse_latent_kernel(
 ):
     """One program for each token and block of heads, and with DIVIDED for each split of the keys."""
     token = tl.program_id(1)
-    low = 0
-    high = rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_start + middle) <= token:
-            low = middle
-        else:
-            high = middle
-    row_end = tl.load(query_start + low + 1)
-    keys = tl.minimum(tl.load(lengths + low) - (row_end - 1 - token), TOP_K)
+    row = row_of_token(token, query_start, rows)
+    row_end = tl.load(query_start + row + 1)
+    keys = tl.minimum(tl.load(lengths + row) - (row_end - 1 - token), TOP_K)
     first = tl.program_id(2) * SPLIT
     if (token < row_end) & (first < keys):
-        line = table + tl.load(slot + low).to(tl.int64) * table_row
+        line = table + tl.load(slot + row).to(tl.int64) * table_row
         heads = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
         at_token = token.to(tl.int64)
         q_latent, q_key = load_queries(q + at_token * q_row, heads, HEADS, DIM, RANK, WIDE, KEY)
@@ -193,16 +178,9 @@ def sparse_reduce_kernel(
 ):
     """Add up the splits of one head of a token, in the order of their keys."""
     token = tl.program_id(1)
-    low = 0
-    high = rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_start + middle) <= token:
-            low = middle
-        else:
-            high = middle
-    row_end = tl.load(query_start + low + 1)
-    keys = tl.minimum(tl.load(lengths + low) - (row_end - 1 - token), TOP_K)
+    row = row_of_token(token, query_start, rows)
+    row_end = tl.load(query_start + row + 1)
+    keys = tl.minimum(tl.load(lengths + row) - (row_end - 1 - token), TOP_K)
     if (token < row_end) & (keys > SPLIT):
         at, head, at_token = tl.arange(0, WIDE), tl.program_id(0), token.to(tl.int64)
         acc = tl.zeros([1, WIDE], tl.float32)

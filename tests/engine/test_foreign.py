@@ -33,16 +33,24 @@ SIZES = {
     "max_position_embeddings": 64,
     **SPECIAL,
 }
+BART = {"vocab_size": VOCAB, "d_model": 48, "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4,
+        "encoder_attention_heads": 4, "decoder_ffn_dim": 66, "encoder_ffn_dim": 66, "max_position_embeddings": 64,
+        "is_decoder": True, "is_encoder_decoder": False, **SPECIAL}  # fmt: skip
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 # Learned positions and no interface for attention; two softmaxes per head; windows and a softcap; capped logits, norms
-# without weights; ternary weights.
+# without weights; ternary weights; no argument for positions, so that rows are computed alone; recurrent states.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("BioGpt", {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}),
     "diffllama": ("DiffLlama", {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}),
     "vaultgemma": ("VaultGemma", {**SIZES, "head_dim": 8, "sliding_window": 5, "layer_types": WINDOWS}),
     "nanochat": ("NanoChat", {**SIZES}),
     "bitnet": ("BitNet", {**SIZES}),
-}
+    "bart": ("Bart", {**BART}),
+    "rwkv": ("Rwkv", {**SPECIAL, "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 64}),
+    "zamba": ("Zamba", {**SIZES, "num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 1,
+                        "attention_hidden_size": 96, "attention_head_dim": 16, "mamba_d_state": 8, "n_mamba_heads": 2,
+                        "use_mamba_kernels": False, "num_key_value_heads": 6}),
+}  # fmt: skip
 
 
 def save(folder: Path, name: str, **more: Any) -> Any:
@@ -145,7 +153,7 @@ def test_what_is_not_supported_is_refused_before_the_start(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match="plain weights only"):
         read_checkpoint(rewritten(tmp_path / "b", quantization_config={"quant_method": "gptq", "bits": 4}))
     with pytest.raises(UnknownArchitecture, match="recurrent states"):
-        read_checkpoint(rewritten(tmp_path / "b", quantization_config=None, architectures=["RwkvForCausalLM"]))
+        read_checkpoint(rewritten(tmp_path / "b", quantization_config=None, architectures=["Rwkv8ForCausalLM"]))
 
 
 def test_without_transformers_the_architecture_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,3 +197,46 @@ def test_scalings_that_depend_on_the_longest_sequence_end_at_the_original_contex
     config = {"architectures": ["NanoChatForCausalLM"], **sizes, "max_position_embeddings": 64}
     assert foreign.declare_foreign(config).max_context == 64
     assert foreign.declare_foreign({**config, **scaled}).max_context == 32
+
+
+def calls(llm: LLM) -> list[tuple[int, int]]:
+    """Note the rows and tokens of each call of transformers' code."""
+    found: list[tuple[int, int]] = []
+    code = llm._worker._runner._text_model._decoder
+    compute = code.forward
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        found.append(tuple((arguments or (options["input_ids"],))[0].shape))
+        return compute(*arguments, **options)
+
+    code.forward = forward
+    return found
+
+
+@pytest.mark.parametrize(("name", "joined"), [("nanochat", True), ("bart", False)])
+def test_rows_with_equal_numbers_of_tokens_are_one_call(tmp_path: Path, name: str, joined: bool) -> None:
+    """Bart computes positions from the longest row, so its rows are computed alone."""
+    save(tmp_path, name)
+    with engine(tmp_path) as llm:
+        found = calls(llm)
+        llm.generate([(3, 4), (5, 6, 7, 8)], greedy(5))
+    assert ((2, 1) in found) == joined
+
+
+def test_recurrent_decoders_keep_only_the_ids_of_tokens(tmp_path: Path) -> None:
+    save(tmp_path, "rwkv")
+    model = read_checkpoint(tmp_path).model
+    assert model.foreign is not None and model.foreign.recomputes
+    assert layout(model, block_tokens=4, element_bytes=4).block_bytes == 4 * 2 * foreign.ID_WIDTH * 4
+    with engine(tmp_path) as llm:
+        found = calls(llm)
+        llm.generate([tuple(range(3, 8))], greedy(3))
+    assert (1, 7) in found  # the complete sequence
+
+
+def test_a_call_has_rows_with_equal_numbers_of_tokens_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.layers import foreign as layers
+
+    monkeypatch.setattr(layers, "JOINED_POSITIONS", 20)
+    assert [*layers._calls([1, 7, 1, 1, 1], [9, 0, 3, 0, 5])] == [[0, 2], [3, 4], [1]]
+    assert [*layers._calls([1, 1], [30, 2])] == [[0], [1]]

@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 VOCAB = 97
@@ -93,6 +94,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "afmoe": ("Afmoe", {**SIZES, **AFMOE, "head_dim": 16, "mup_enabled": True, "global_attn_every_n_layers": 2}),
     "afmoe-odd": ("Afmoe", {**SIZES, **ONE_KV, **AFMOE, "head_dim": 8, "num_shared_experts": 1, "num_dense_layers": 0,
                             "layer_types": HYBRID, "attention_bias": True, "tie_word_embeddings": True}),
+    "arctic": ("Mixtral", {**SIZES, "intermediate_size": 22, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "arctic-odd": ("Mixtral", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_local_experts": 3,
+                               "num_experts_per_tok": 3, "num_hidden_layers": 2}),
+    "bailing": ("GraniteMoeShared", {**SIZES, "intermediate_size": 22, "num_local_experts": 5, "num_experts_per_tok": 2,
+                                     "shared_intermediate_size": 44, "attention_multiplier": 8**-0.5}),
+    "bailing2": ("Glm4Moe", {**SIZES, **MOE, "n_routed_experts": 12, "n_group": 4, "topk_group": 2, "head_dim": 16,
+                             "use_qk_norm": True, "first_k_dense_replace": 1,
+                             "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
+    "bailing2-odd": ("Glm4Moe", {**SIZES, **ONE_KV, **MOE, "head_dim": 8, "n_shared_experts": 2, "use_qk_norm": True,
+                                 "attention_bias": True, "first_k_dense_replace": 0,
+                                 "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}}),
+    "cwm": ("Cwm", {**SIZES, "head_dim": 16, "sliding_window": 5, "num_hidden_layers": 5, "rope_parameters": LLAMA3}),
+    "cwm-odd": ("Cwm", {**SIZES, **ONE_KV, "head_dim": 8, "sliding_window": 4, "layer_types": HYBRID,
+                        "rope_parameters": DEFAULT, "mlp_bias": True, "tie_word_embeddings": True}),
+    "glm": ("Glm", {**SIZES, "head_dim": 16}),
+    "glm-odd": ("Glm", {**SIZES, **ONE_KV, "head_dim": 8, "attention_bias": False, "tie_word_embeddings": True}),
     "gpt2": ("GPT2", {**GPT}),
     "gpt2-odd": ("GPT2", {**GPT, **GPT_ODD, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
     "starcoder": ("GPTBigCode", {**GPT}),
@@ -176,6 +193,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 7.0}}),
     "hunyuan-moe": ("HunYuanMoEV1", {**SIZES, **ONE_KV, "head_dim": 8, "intermediate_size": 35, "num_experts": 5,
                                      "moe_topk": [3, 1, 2], "tie_word_embeddings": True}),
+    "hunyuan-moe-heads": ("HunYuanMoEV1", {**SIZES, "head_dim": 8, "intermediate_size": 22, "num_experts": 4,
+                                           "moe_topk": 2}),
     "internlm3": ("InternLM3", {**SIZES, "head_dim": 8, "rope_parameters": {**DEFAULT, "rope_type": "dynamic",
                                                                           "factor": 2.0}}),
     "internlm3-odd": ("InternLM3", {**SIZES, **ONE_KV, "head_dim": 16, "qkv_bias": True, "bias": True}),
@@ -349,9 +368,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 10}),
     "lfm2-bias": ("Lfm2", {**SIZES, **ONE_KV, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
                            "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
+    "lfm2-moe": ("Lfm2Moe", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,
+                             "moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3,
+                             "routed_scaling_factor": 1.5}),
+    "lfm2-moe-odd": ("Lfm2Moe", {**SIZES, **ONE_KV, "layer_types": ["full_attention", "conv", "conv"],
+                                 "conv_bias": True, "conv_L_cache": 5, "num_dense_layers": 0,
+                                 "moe_intermediate_size": 35,
+                                 "num_experts": 5, "num_experts_per_tok": 2, "use_expert_bias": False,
+                                 "norm_topk_prob": False, "tie_word_embeddings": False}),
     "kimi_linear": ("KimiLinear", {**MLA, **KIMI, "q_lora_rank": None, "num_experts": 6,
                                    "mlp_layer_types": ["dense", "dense", "sparse"]}),
     "olmo_hybrid": ("OlmoHybrid", {**SIZES, **DELTA, "rope_parameters": {**DEFAULT, "rope_theta": None}}),
+    "qwen3_5-moe-heads": ("Qwen3_5MoeText", {**SIZES, **DELTA, "head_dim": 16, "num_experts": 4,
+                                             "num_experts_per_tok": 2, "moe_intermediate_size": 22,
+                                             "shared_expert_intermediate_size": 30}),
     "qwen3_5": ("Qwen3_5Text", {**SIZES, **DELTA, "head_dim": 16}),
     "qwen3_5-moe": ("Qwen3_5MoeText", {**SIZES, **ONE_KV, **DELTA, "head_dim": 16, "num_experts": 6,
                                        "num_experts_per_tok": 2, "moe_intermediate_size": 22,
@@ -372,13 +402,15 @@ def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
     attention = "sdpa" if name.startswith("falcon-alibi") else "eager"
     auto = transformers.AutoModelForImageTextToText if kind == "Step3p7" else transformers.AutoModelForCausalLM
     model = auto.from_config(config, **{**EAGER, "attn_implementation": attention}).eval()
+    if name.startswith("arctic"):
+        _add_residual_mlps(model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Convolutions with small weights have small outputs, whose rounding norms of queries and keys would raise.
             scale = 0.5 if "conv" in parameter_name else 0.15
             parameter.copy_(torch.randn_like(parameter) * scale + (parameter if parameter.ndim == 1 else 0))
         for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
+            if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(torch.randn_like(buffer) * 0.15)
             if buffer_name.endswith("layer_scalar"):
                 buffer.fill_(0.8)
@@ -419,6 +451,23 @@ def _replace_rope_by_alibi(model: Any) -> None:
 
     model.model.rotary_emb.forward = without_rotation
     model.forward = biased
+
+
+def _add_residual_mlps(model: Any) -> None:
+    """Let a Mixtral of transformers compute what Arctic does: experts read the input of the layer, and a small MLP is
+    beside them."""
+    hidden, eps = model.config.hidden_size, model.config.rms_norm_eps
+
+    def compute(layer: Any, x: Tensor, **more: Any) -> Tensor:
+        y = x + layer.self_attn(hidden_states=layer.input_layernorm(x), **more)[0]
+        return y + layer.residual_mlp(layer.residual_layernorm(y)) + layer.mlp(layer.post_attention_layernorm(x))
+
+    for layer in model.model.layers:
+        layer.residual_layernorm = type(layer.input_layernorm)(hidden, eps=eps)
+        layer.residual_mlp = LlamaMLP(
+            transformers.LlamaConfig(hidden_size=hidden, intermediate_size=hidden, num_attention_heads=1)
+        )
+        layer.forward = partial(compute, layer)
 
 
 def save_family(name: str, model: Any, path: Path) -> None:
@@ -466,18 +515,89 @@ def _llama_config(config: dict[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def _longcat(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
-    """transformers stores a projection of the zero-computation experts too, which nothing reads."""
+    """transformers stores a projection of the zero-computation experts too, which nothing reads. Original checkpoints
+    have none; here, the tied case keeps them."""
+    count = config["n_routed_experts"] + (config["zero_expert_num"] if config["tie_word_embeddings"] else 0)
     found: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         path, _, last = key.rpartition(".")
         if last == "gate_up_proj":
-            for number, (gate, up) in enumerate(one.chunk(2) for one in tensor[: config["n_routed_experts"]]):
+            for number, (gate, up) in enumerate(one.chunk(2) for one in tensor[:count]):
                 found |= {f"{path}.{number}.gate_proj.weight": gate, f"{path}.{number}.up_proj.weight": up}
         elif last == "down_proj":
             found |= {f"{path}.{number}.down_proj.weight": one for number, one in enumerate(tensor)}
         else:
             found[key] = tensor
     return found, config
+
+
+def _each_expert(tensors: dict[str, Tensor], gate: str, up: str, down: str) -> dict[str, Tensor]:
+    """Divide the stacked tensors of experts, and name their projections."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        path, _, last = key.rpartition(".")
+        if last == "gate_up_proj":
+            for number, (first, second) in enumerate(one.chunk(2) for one in tensor):
+                found |= {f"{path}.{number}.{gate}.weight": first, f"{path}.{number}.{up}.weight": second}
+        elif last == "down_proj":
+            found |= {f"{path}.{number}.{down}.weight": one for number, one in enumerate(tensor)}
+        else:
+            found[key] = tensor
+    return found
+
+
+def _arctic(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    names = {".mlp.": ".block_sparse_moe.", "residual_mlp.gate_proj": "residual_mlp.w1",
+             "residual_mlp.up_proj": "residual_mlp.w3", "residual_mlp.down_proj": "residual_mlp.w2"}  # fmt: skip
+    settings = {key: config[key] for key in ("num_local_experts", "num_experts_per_tok")}
+    more = {"moe_layer_frequency": 1, "use_residual": True, "parallel_attn_mlp_res": True}
+    return _renamed(_each_expert(tensors, "w1", "w3", "w2"), names), {
+        **_llama_config(config, "ArcticForCausalLM"), **settings, **more}  # fmt: skip
+
+
+_BAILING = {"embed_tokens": "word_embeddings", "self_attn": "attention", "o_proj": "dense", "q_norm": "query_layernorm",
+            "k_norm": "key_layernorm", "gate.e_score_correction_bias": "gate.expert_bias"}  # fmt: skip
+
+
+def _bailing(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """The experts of Granite are those of Ling 1, with a shared expert of twice their size."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in _each_expert(tensors, "gate_proj", "up_proj", "down_proj").items():
+        if key.endswith("shared_mlp.input_linear.weight"):
+            path = key.replace("shared_mlp.input_linear.weight", "mlp.shared_experts")
+            found |= {
+                f"{path}.{name}_proj.weight": one for name, one in zip(("gate", "up"), tensor.chunk(2), strict=True)
+            }
+        else:
+            found[key] = tensor
+    names = {"shared_mlp.output_linear": "mlp.shared_experts.down_proj", "block_sparse_moe.router": "mlp.gate",
+             "block_sparse_moe": "mlp", **_BAILING}  # fmt: skip
+    tensors = _renamed(_joined(found, config["num_hidden_layers"], "query_key_value", 1), names)
+    return tensors, {
+        **_llama_config(config, "BailingMoeForCausalLM"),
+        "moe_intermediate_size": config["intermediate_size"],
+        "num_experts": config["num_local_experts"],
+        "num_experts_per_tok": config["num_experts_per_tok"],
+        "num_shared_experts": 2,
+        "norm_topk_prob": True,
+        "use_bias": False,
+    }
+
+
+def _bailing2(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    tensors = _joined(_each_expert(tensors, "gate_proj", "up_proj", "down_proj"), config["num_hidden_layers"],
+                      "query_key_value", 1)  # fmt: skip
+    keys = ("head_dim", "moe_intermediate_size", "num_experts_per_tok", "n_group", "topk_group",
+            "first_k_dense_replace", "routed_scaling_factor", "norm_topk_prob", "use_qk_norm")  # fmt: skip
+    return _renamed(tensors, _BAILING), {
+        **_llama_config(config, "BailingMoeV2ForCausalLM"),
+        **{key: config[key] for key in keys},
+        "num_experts": config["n_routed_experts"],
+        "num_shared_experts": config["n_shared_experts"],
+        "partial_rotary_factor": config["rope_parameters"]["partial_rotary_factor"],
+        "score_function": "sigmoid",
+        "use_qkv_bias": config["attention_bias"],
+    }
 
 
 def _step3p5(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
@@ -636,6 +756,9 @@ def _without_tied(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[st
 
 
 WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
+    "arctic": _arctic,
+    "bailing": _bailing,
+    "bailing2": _bailing2,
     "internlm2": _internlm2,
     "internlm3": _internlm3,
     "baichuan": _baichuan,

@@ -1,11 +1,15 @@
 """Tiny random checkpoints of models that pool, saved by transformers."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
 from engine.core.plan import StepResult
 
@@ -47,6 +51,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert-mean": ("ModernBertForSequenceClassification", {**LOCAL, **ONE, "classifier_pooling": "mean",
                                                                 "classifier_bias": True, "norm_bias": True}),
     "modernbert-tokens": ("ModernBertForTokenClassification", {**LOCAL, **THREE}),
+    "gte": ("GteModel", {}),
+    "gte-odd": ("GteModel", {"hidden_size": 40, "num_attention_heads": 5, "type_vocab_size": 0}),
+    "gte-named-new": ("NewModel", {"type_vocab_size": 0}),
+    "gte-score": ("GteForSequenceClassification", ONE),
+    "gte-tokens": ("GteForTokenClassification", THREE),
+    "gte-classifier": ("NewForSequenceClassification", THREE),
+    "gte-tokens-named-new": ("NewForTokenClassification", THREE),
+    "jina-v2": ("JinaBertModel", {"num_attention_heads": 4}),
+    "jina-v2-odd": ("JinaBertModel", {"hidden_size": 40, "num_attention_heads": 5}),
+    "jina-v2-masked": ("JinaBertForMaskedLM", {}),
+    "jina-v3": ("JinaEmbeddingsV3Model", {}),
+    "jina-v3-odd": ("JinaEmbeddingsV3Model", {"hidden_size": 40, "num_attention_heads": 5, "hidden_act": "gelu_new"}),
+    "jina-v3-classifier": ("JinaEmbeddingsV3ForSequenceClassification", THREE),
+    "jina-v3-tokens": ("JinaEmbeddingsV3ForTokenClassification", THREE),
     "nomic": ("NomicBertModel", {}),
     "nomic-classifier": ("NomicBertForSequenceClassification", THREE),
     "nomic-tokens": ("NomicBertForTokenClassification", THREE),
@@ -64,21 +82,89 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralModel", {"num_key_value_heads": 2, "sliding_window": 5}),
     "mistral-classifier": ("MistralForSequenceClassification", {"num_key_value_heads": 2, **THREE}),
 }  # fmt: skip
+
+
+def is_encoder(kind: str) -> bool:
+    return "ert" in kind or kind.startswith(("Gte", "New", "Jina"))
+
+
 # Together they have every part of all cases (test_features.py).
-EACH_PART = ("bert", "xlm-roberta-score", "modernbert-tokens", "gemma3", "gemma2", "qwen2")
-WHOLE = [name for name, (kind, more) in CASES.items() if "ert" in kind or "use_bidirectional_attention" in more]
+EACH_PART = ("jina-v2", "gte", "bert", "xlm-roberta-score", "modernbert-tokens", "gemma3", "gemma2", "qwen2")
+WHOLE = [name for name, (kind, more) in CASES.items() if is_encoder(kind) or "use_bidirectional_attention" in more]
+
+
+class _GatedMlp(torch.nn.Module):
+    """MLP of JinaBERT, with its residual and norm."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.gated_layers = torch.nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.wo = torch.nn.Linear(config.intermediate_size, config.hidden_size)
+        self.layernorm = torch.nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gated_layers(x).chunk(2, -1)
+        return self.layernorm(self.wo(torch.nn.functional.gelu(gate) * up) + x)
+
+
+class _NoPositions(torch.nn.Module):
+    def forward(self, positions: torch.Tensor) -> int:
+        return 0
+
+
+class JinaBert(transformers.BertModel):  # type: ignore[misc]
+    """JinaBERT, whose code is not part of transformers: a BERT with ALiBi in both directions and gated MLPs."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config, add_pooling_layer=False)
+        self.embeddings.position_embeddings = _NoPositions()
+        for layer in self.encoder.layer:
+            del layer.intermediate, layer.output
+            layer.mlp = _GatedMlp(config)
+            layer.feed_forward_chunk = layer.mlp.forward
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        positions, heads = torch.arange(input_ids.shape[1]), self.config.num_attention_heads
+        slopes = _get_alibi_slopes(heads, torch.device("cpu")).view(1, heads, 1, 1)
+        return super().forward(input_ids, attention_mask=-slopes * (positions - positions.unsqueeze(1)).abs())
+
+
+REFERENCES: dict[str, Any] = {
+    "JinaBertModel": JinaBert,
+    "JinaBertForMaskedLM": JinaBert,
+    "NewModel": transformers.GteModel,
+    "NewForSequenceClassification": transformers.GteForSequenceClassification,
+    "NewForTokenClassification": transformers.GteForTokenClassification,
+}
+"""Classes that compute architectures whose code is not part of transformers."""
+
+
+def reference(kind: str) -> Any:
+    return REFERENCES.get(kind) or getattr(transformers, kind)
+
+
+def _rename(kind: str, path: Path) -> None:
+    """Write the names of the original checkpoints of an architecture."""
+    config = json.loads((path / "config.json").read_text())
+    own = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"} if kind.startswith("Jina") else {}
+    (path / "config.json").write_text(json.dumps({**config, **own, "architectures": [kind]}))
+    file = path / "model.safetensors"
+    tensors = {re.sub("^gte[.]", "new.", name): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 def save(name: str, path: Path) -> Path:
     """The checkpoint of a case."""
     kind, more = CASES[name]
-    classed = getattr(transformers, kind)
+    classed = reference(kind)
     torch.manual_seed(len(name))
     model = classed(classed.config_class(**{**SIZES, **more})).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
     model.save_pretrained(path)
+    if kind in REFERENCES:
+        _rename(kind, path)
     return path
 
 

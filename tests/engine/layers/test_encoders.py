@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from engine.api.messages import Pooling
@@ -25,7 +24,7 @@ from engine.models.families import POOLED
 from engine.worker.batch import build_batch
 from kernels.cpu.library import usable
 from kernels.cpu.program import Team
-from tests.engine.layers.pooled_cases import CASES, VOCAB, WHOLE, save
+from tests.engine.layers.pooled_cases import CASES, VOCAB, WHOLE, reference, save
 from tests.engine.layers.test_footprint import compare
 from tests.tiers import thinned
 
@@ -37,7 +36,7 @@ class Saved:
 
     @cache  # noqa: B019  # kept for the whole session
     def model(self) -> Any:
-        kind = getattr(transformers, self.kind)
+        kind = reference(self.kind)
         return kind.from_pretrained(self.path, attn_implementation="eager", dtype=torch.float32).eval()
 
     def output(self, ids: list[int], segments: list[int] | None = None) -> Tensor:

@@ -23,6 +23,8 @@ SMALL: dict[str, Any] = {
     **{"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     **{"n_group": 1, "topk_group": 1, "num_kv_shared_layers": 0},
     **{"index_topk": 4, "index_n_heads": 2, "index_topk_pattern": None, "indexer_types": None},
+    **{"moe_layer_frequency": 2, "use_residual": True, "num_dense_layers": 1, "use_expert_bias": True},
+    **{"routed_scaling_factor": 1.0, "type_vocab_size": 2, "num_shared_experts": 1},
     **{"moe_topk": 2, "zero_expert_num": 2, "moe_router_activation": "sigmoid", "swiglu_limits": None},
     **{"shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": None},
     **{"sliding_window": 64, "max_window_layers": 2, "use_sliding_window": True, "sliding_window_pattern": 2},
@@ -65,7 +67,11 @@ def read(folder: Path, config: dict[str, Any]) -> None:
 
 
 EYES = {"vision_config": {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}}
-MORE = dict.fromkeys(("CLIPModel", "SiglipModel", "Siglip2Model"), EYES)
+JINA = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+MORE = {
+    **dict.fromkeys(("CLIPModel", "SiglipModel", "Siglip2Model"), EYES),
+    **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM"), JINA),
+}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
