@@ -15,10 +15,10 @@ from typing import Any, Literal
 import yaml
 
 from appliance.checkpoints.lockfile import lock_path
-from appliance.config.key import Path as KeyPath
 from appliance.config.platform import MARGIN_S
 from appliance.config.sections.secrets import SecretFile
 from appliance.config.settings import Settings
+from appliance.config.yaml_loader import Path as KeyPath
 from appliance.planning.choice import refuse
 from appliance.planning.plan import Plan
 
@@ -202,15 +202,15 @@ def _text(settings: Settings, key: KeyPath) -> str:
     try:
         return settings.file(key).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        refuse(settings, ".".join(key), f"cannot be read: {error}")
+        refuse(settings, ".".join(map(str, key)), f"cannot be read: {error}")
 
 
 def _replace(tree: dict[str, Any], path: KeyPath, value: str) -> None:
     """Replace a value of the manifest, if it has one."""
     here: Any = tree
     for part in path[:-1]:
-        here = here[part] if isinstance(here, list) else here.get(part) or {}
-    if isinstance(here, list) or here.get(path[-1]) is not None:
+        here = here[part] if isinstance(part, int) else here.get(part) or {}
+    if isinstance(path[-1], int) or here.get(path[-1]) is not None:
         here[path[-1]] = value
 
 

@@ -1,6 +1,8 @@
 """Number format of quantized weights, of the head and of the token embedding: quantization.group_size,
 quantization.head and quantization.embedding."""
 
+from typing import cast
+
 from appliance.config.settings import Settings
 from appliance.constraints.rule import TRITON, View, is_compiled
 from appliance.constraints.weights import INTEGERS, ON_CPU
@@ -89,9 +91,10 @@ def _group(settings: Settings, checkpoint: Checkpoint, view: View, head: str) ->
             because = "no weights are quantized to int8 or int4 at load"
             refuse(settings, GROUP_SIZE, f"{wanted}: {because}; use auto, or set quantization.weights", instead="auto")
         return Choice("auto", "no weights are quantized at load")
-    sized = [one for one in (view.weights, head) if one in INTEGERS and LOAD_FORMATS[one].group is None]
+    used = (view.weights, head_bits(view.weights, cast(HeadBits, head)))
+    sized = [one for one in used if one in INTEGERS and LOAD_FORMATS[one].group is None]
     if not sized:
-        fixed = next(one for one in (view.weights, head) if one in INTEGERS)
+        fixed = next(one for one in used if one in INTEGERS)
         found, why = quantization_group(fixed, checkpoint.model), f"the size of a block of {fixed}"
         if wanted not in ("auto", found):
             refuse(settings, GROUP_SIZE, f"{wanted}: {fixed} has blocks of {found} inputs; use auto", instead="auto")

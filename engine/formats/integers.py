@@ -60,9 +60,12 @@ class Integers(Format):
         raise NotImplementedError
 
     def unpack(self, matrix: StoredMatrix) -> Any:
+        from kernels.quantisation import Int8Weight
+
         found = unsigned(matrix, self.stored, self.numbers(matrix), self.index)
         if self.stored.inputs is None:
             return found
+        assert isinstance(found, Int8Weight), "activations are rounded to int8 for weights of 8 bits"
         return replace(found, rounds=True, static_scale=self.static_scale(matrix))
 
     def static_scale(self, matrix: StoredMatrix) -> "Tensor | None":

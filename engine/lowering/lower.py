@@ -299,7 +299,8 @@ class PartLowering:
         heads, kv_heads, dim = self._share(part.heads, "heads"), self._share(part.kv_heads, "KV heads"), part.head_dim
         attended = Value(name="attended", width=heads * dim)
         sinks = SinkLogits(attention=part, path=path) if part.sinks else None
-        slopes = bias = None
+        slopes: AlibiSlopes | None = None
+        bias: DistanceBias | SlopedDistances | None = None
         if part.alibi is not None and part.causal:
             slopes = AlibiSlopes(alibi=part.alibi, heads=part.heads)
         elif part.alibi is not None:

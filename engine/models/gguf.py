@@ -64,8 +64,7 @@ def _stored(part: Any) -> Any:
         case RMSNorm() | LayerNorm():
             return replace(part, offset=0.0)
         case Attention() if part.sources[0] == part.sources[1]:
-            names = _SEPARATE.get(part.sources[0])
-            return replace(part, groups=1, **({} if names is None else {"sources": names}))
+            return replace(part, groups=1, sources=_SEPARATE.get(part.sources[0], part.sources))
         case Experts():
             gate = names["gate"] if part.gate is not None else None
             return replace(part, **{**names, "gate": gate}, stacked=None, experts="experts")

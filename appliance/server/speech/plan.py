@@ -125,7 +125,8 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
     tokens = SpeechTokens(served.text.tokenizer, model)
     translates = isinstance(body, TranslationRequest)
     check_fields(body)
-    words = isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities
+    parts = body.timestamp_granularities if isinstance(body, TranscriptionRequest) else ["segment"]
+    words = "word" in parts
     if words and body.response_format != "verbose_json" and not (body.stream and body.response_format == "json"):
         raise RequestError(
             "timestamp_granularities: word needs response_format verbose_json, or a stream of json.",
@@ -157,7 +158,7 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
         temperatures=(fixed,) if fixed else TEMPERATURES,
         seed=secrets.randbits(62) if body.seed is None else body.seed,
         words=words,
-        segments=not words or "segment" in body.timestamp_granularities,
+        segments=not words or "segment" in parts,
     )
 
 

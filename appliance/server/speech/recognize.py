@@ -109,7 +109,8 @@ class Recognizer:
         found = (await self._run(submit))[-1].alignment
         assert found is not None, "a sequence that is aligned returns its alignment"
         alignment = np.frombuffer(found.values, "<f4").reshape(found.shape)
-        return (await asyncio.to_thread(token_starts, alignment)).tolist()
+        starts: list[int] = (await asyncio.to_thread(token_starts, alignment)).tolist()
+        return starts
 
     def _words(self, tokens: list[int], starts: Sequence[int], language: str, offset_s: float) -> tuple[Word, ...]:
         if not starts:
