@@ -81,16 +81,6 @@ CPU_DISTRIBUTIONS = ("sympy", "mpmath", "networkx", "setuptools", "hf-xet")
 UNUSED = {"libx265-*": 0, "libSvtAv1Enc-*": -1, "libx264-*": 0, "libmp3lame-*": 0}
 UNUSED |= {"libgnutls-*": -1, "libasound-*": -1, "libvpl-*": -1, "libXau-*": 0}
 
-# Sums in any order, so that they are vectorized. -ffast-math would also change the modes of the whole process.
-BLAS_OPTIONS = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fcx-limited-range")
-MISSING = """#include <stdio.h>
-#include <stdlib.h>
-static void slipway_missing(const char *name) {
-    fprintf(stderr, "numpy: %s is not part of this image: docker/blas.c\\n", name);
-    abort();
-}
-"""
-
 
 def is_cpu_build(site: Path) -> bool:
     """Return whether torch was built without support for GPUs, as its own version file says."""
@@ -185,27 +175,6 @@ def replace_unused(folder: Path) -> int:
     return freed
 
 
-def replace_blas(site: Path) -> int:
-    """Replace numpy's OpenBLAS by docker/blas.c. Functions that it lacks end the process. Return the number of bytes
-    freed."""
-    source = Path(__file__).with_name("blas.c")
-    freed = 0
-    for path in (site / "numpy.libs").glob("libscipy_openblas64_*.so"):
-        undefined = {name for module in site.glob("numpy/**/*.so") for name in symbols(module, "--undefined-only")}
-        before = path.stat().st_size
-        with tempfile.TemporaryDirectory() as folder:
-            compiled = Path(folder, "blas.o")
-            subprocess.run(["cc", "-O3", *BLAS_OPTIONS, "-fPIC", "-c", source, "-o", compiled], check=True)
-            missing = sorted(undefined - symbols(compiled, "--defined-only", dynamic=False).keys())
-            text = "".join(
-                f'void {name}(void) {{ slipway_missing("{name}"); }}\n' for name in missing if "scipy_" in name
-            )
-            command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", path, compiled, "-x", "c", "-"]
-            subprocess.run(command, input=MISSING + text, text=True, check=True)
-        freed += before - path.stat().st_size
-    return freed + remove_orphans(site / "numpy", site / "numpy.libs")
-
-
 def needed(library: Path) -> set[str]:
     """Return the names of the libraries that the dynamic loader loads for this one."""
     lines = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
@@ -236,8 +205,6 @@ def main(arguments: list[str]) -> None:
         for package, folder in ((site / "av", site / "av.libs"), (site / "PIL", site / "pillow.libs")):
             if folder.is_dir():
                 freed[f"unused libraries of {package.name}"] = replace_unused(folder) + remove_orphans(package, folder)
-        if cpu:
-            freed["OpenBLAS"] = replace_blas(site)
     if shutil.which("strip"):
         libraries = [file for file in site.rglob("*.so*") if file.is_file() and not file.is_symlink()]
         freed["symbol tables"] = sum(map(strip, libraries))

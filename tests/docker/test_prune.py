@@ -3,9 +3,7 @@
 import ctypes
 import runpy
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,63 +61,6 @@ def test_libraries_that_only_removed_ones_need_are_removed(tmp_path):
     assert PRUNE["remove_orphans"](package, folder) > 0
     assert sorted(path.name for path in folder.iterdir()) == ["libused.so.1"]
     assert ctypes.CDLL(str(package / "module.so")).module() == 1
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """A copy of the installed numpy, with its OpenBLAS replaced."""
-    import numpy
-
-    found = Path(numpy.__file__).parents[1]
-    folder = tmp_path_factory.mktemp("site")
-    if not list(found.glob("numpy.libs/libscipy_openblas64_*.so")):
-        pytest.skip("numpy has no OpenBLAS of its own")
-    shutil.copytree(found / "numpy", folder / "numpy", ignore=shutil.ignore_patterns("tests", "typing"))
-    shutil.copytree(found / "numpy.libs", folder / "numpy.libs")
-    assert PRUNE["replace_blas"](folder) > 10_000_000
-    return folder
-
-
-PRODUCTS = """
-import numpy as np
-random = np.random.default_rng(7)
-for kind in "fdFD":
-    def values(*shape):
-        made = random.normal(size=shape) + (1j * random.normal(size=shape) if kind in "FD" else 0)
-        return made.astype(kind)
-    for m, k, n in ((1, 1, 1), (3, 5, 7), (17, 64, 33), (2, 0, 3), (8, 1, 8), (1, 31, 9), (9, 31, 1)):
-        for left in (values(m, k), values(k, m).T, values(2 * m, k)[::2]):
-            for right in (values(k, n), values(n, k).T, values(k, n + 3)[:, 3:], np.asfortranarray(values(k, n))):
-                expected = np.einsum("ij,jk->ik", left.astype("D"), right.astype("D"))
-                found = left @ right
-                assert found.dtype == left.dtype and np.allclose(found, expected, atol=1e-4), (kind, m, k, n)
-            assert np.allclose(left @ left.T, np.einsum("ij,kj->ik", left, left), atol=1e-4)
-            assert np.allclose(left.T @ left, np.einsum("ji,jk->ik", left, left), atol=1e-4)
-            for vector in (values(k), values(2 * k)[::2], values(k)[::-1]):
-                assert np.allclose(left @ vector, np.einsum("ij,j->i", left, vector), atol=1e-4)
-                assert np.allclose(vector @ left.T, np.einsum("j,ij->i", vector, left), atol=1e-4)
-                assert np.allclose(np.vdot(vector, vector), (abs(vector) ** 2).sum(), atol=1e-4)
-                assert np.allclose(vector @ vector, (vector * vector).sum(), atol=1e-4)
-    a, b = values(4, 6, 5), values(4, 5, 3)
-    assert np.allclose(a @ b, np.einsum("aij,ajk->aik", a, b), atol=1e-4)
-assert np.isnan(np.full((2, 2), np.nan) @ np.zeros((2, 2))).all()
-"""
-
-
-def run(site: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Run a program with the numpy of `site`."""
-    program = f"import sys; sys.path.insert(0, {str(site)!r})\n{text}\nassert np.__file__.startswith({str(site)!r})"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-
-
-def test_products_of_numpy_do_not_need_openblas(site):
-    made = run(site, PRODUCTS)
-    assert made.returncode == 0, made.stderr
-
-
-def test_functions_of_lapack_end_the_process_with_their_name(site):
-    made = run(site, "import numpy as np; np.linalg.inv(np.eye(3))")
-    assert made.returncode == -signal.SIGABRT and "is not part of this image: docker/blas.c" in made.stderr
 
 
 def test_no_decoder_is_named():
