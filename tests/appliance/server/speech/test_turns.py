@@ -164,7 +164,8 @@ def test_turns_after_a_refused_one_have_their_times(gateway: SpeechGateway, monk
         connected(socket, silence_duration_ms=100)
         received(socket, "session.updated")
         append(socket, audio(((0.2, 0.0), (0.2, 0.3), (0.6, 0.0)) * count))  # a turn begins every second
-        begins, refused = [], 0
+        begins: list[int] = []
+        refused, event = 0, {"type": ""}
         while len(begins) < count or event["type"] != "error":
             event = socket.receive_json()
             if event["type"].endswith("speech_started"):
