@@ -49,7 +49,7 @@ RULES = (
         holds=lambda view: view.kv_cache not in CODED or not view.facts.model.foreign,
         text="models that only transformers' own code computes need a KV cache of at least 16 bits",
         because=lambda facts: (
-            f"{facts.model.foreign} is computed by transformers' own code, which gets its keys and values without scales"
+            f"{facts.model.foreign} is computed by transformers' own code, which reads keys and values without scales"
         ),
     ),
     Rule(

@@ -155,11 +155,12 @@ class Connection:
             self._count(-self.accepted)
 
     async def _read(self, message: MutableMapping[str, Any]) -> None:
-        event_id = None
+        event_id: str | None = None
         try:
             event = _event(message)
             # Another type is not returned: it may be nested more deeply than JSON is written.
-            event_id = id if isinstance(id := event.get("event_id"), str) else None
+            given = event.get("event_id")
+            event_id = given if isinstance(given, str) else None
             await self._handle(event)
         except (ApiError, RequestError) as error:
             await self._refuse(error, event_id)
