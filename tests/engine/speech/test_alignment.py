@@ -1,5 +1,6 @@
 """Compare the alignment of transcripts with their audio with transformers."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,15 @@ def test_alignment_heads_outside_of_the_decoder_are_refused(tmp_path: Path, head
     whisper = write(tmp_path, alignment_heads=heads)
     with pytest.raises(CheckpointError, match="alignment_heads"):
         read_checkpoint(whisper.path)
+
+
+@pytest.mark.parametrize("width", [4, 1_499])
+def test_filters_of_other_widths_are_refused(tmp_path: Path, width: int) -> None:
+    """A copy of the weights has this many times their size."""
+    file = write(tmp_path).path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"median_filter_width": width}))
+    with pytest.raises(CheckpointError, match="median_filter_width"):
+        read_checkpoint(tmp_path)
 
 
 def test_the_upper_half_of_the_decoder_has_the_alignment_heads_by_default(tmp_path: Path) -> None:
