@@ -190,8 +190,9 @@ target language ([http.md](http.md#completions)). Sampling is greedy, as in tran
 ## Decoders without a declaration
 
 A decoder (`…ForCausalLM`, `…LMHeadModel`) that is not in the list but that the package transformers has is computed by
-transformers' own code, with keys and values in Slipway's pages. Install it with `pip install 'slipway-serve[transformers]'`;
-the container image does not contain it. `slipway plan` states this in the line of `hardware.kernels`.
+transformers' own code, with keys and values in Slipway's pages. Install it with
+`pip install 'slipway-serve[transformers]'`; the container image does not contain it. `slipway plan` states this in the
+line of `hardware.kernels`.
 
 - Chunked prefill, prefix cache, preemption and resumption after a crash work as with all models.
 - Rows of a step with equal numbers of tokens, such as decode rows, are one call of transformers' code. Decoders whose
