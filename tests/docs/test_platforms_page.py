@@ -38,7 +38,7 @@ def test_each_line_that_holds_names_what_shows_it() -> None:
     contracts = "".join(path.read_text() for path in (ROOT / "tests/contracts").glob("*.py"))
     for cell, state, shown in ROWS:
         files: list[str] = []
-        for name in re.findall(r"[\w/]+\.(?:py|sh)\b", shown):  # a name without a folder is in that of the one before
+        for name in re.findall(r"[\w/]+\.(?:py|sh)\b", shown):  # without a folder: in the folder of the name before
             files.append(name if "/" in name else f"{files[-1].rpartition('/')[0]}/{name}" if files else name)
         tests = re.findall(r"\btest_(?:sm|mh|vx|ks)_\d\d", shown)
         assert all((ROOT / file).is_file() for file in files), cell

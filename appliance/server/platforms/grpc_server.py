@@ -176,7 +176,7 @@ def _model(name: str, version: str) -> str:
 
 
 def _quoted(name: str, safe: str = "/") -> str:
-    """Return a part of a path. Dots are quoted: httpx would remove `..` and the segment before it."""
+    """Return a name, quoted for a path. httpx would apply `..`, so dots are quoted too."""
     return quote(name, safe=safe).replace(".", "%2E")
 
 
