@@ -10,7 +10,8 @@
 # TORCH_INDEX  index with torch's CPU wheels, from PyTorch's installation page: an image of about 0.7 GB. By default pip
 #              installs the build of the default index, which also runs on CPUs but adds some GB for GPUs
 # TORCH_HASH   SHA-256 of further permitted builds of torch, as sha256:…, separated by spaces
-# PACKAGES     Debian packages of BASE that the image keeps, besides those that serving uses (docker/trim.py)
+# PACKAGES     Debian packages of BASE that the image keeps, besides those that serving uses (docker/trim.py). Files of
+#              BASE are kept, but not its ENV, LABEL and VOLUME: set what you need of them in an image FROM slipway
 # KERNELS      GPU architectures for which kernels are compiled with the image: no request then waits for a compiler, and
 #              the image needs none. By default "sm_90 sm_100" if torch requires Triton, as its builds for GPUs do; "none"
 #              for no kernels. Requires Python's headers in BUILD_BASE, its Python in BASE

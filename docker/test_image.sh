@@ -192,6 +192,8 @@ say "slipway plan: $(printf '%s' "$chosen" | head -n 1)"
 printf '%s' "$chosen" | grep -q "${kernels%%,*}" || fail "slipway plan does not choose ${kernels%%,*}: $chosen"
 inside_python docker/measure.py /opt/slipway/manifests/demo --least 1.3 || fail "compiled kernels are not faster than torch"
 
+inside python -c 'import ssl; paths = ssl.get_default_verify_paths(); raise SystemExit(not (paths.cafile or paths.capath))' ||
+    fail "TLS finds no certificates of authorities"
 contents=$(inside_python docker/contents.py) || fail "the contents of the image cannot be measured"
 printf '%s\n' "$contents"
 megabytes=$(printf '%s\n' "$contents" | sed -n 's/^contents: *\([0-9]*\)\..* in all$/\1/p')

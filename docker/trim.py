@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 # Shell, tools for `docker exec`, Python, C++ for the wheels, certificates, time zones.
@@ -25,8 +25,11 @@ KEEP += ("libc-bin", "libgcc-s1", "libstdc++6", "python3", "sed", "tzdata")
 NOT_FOLLOWED = ("debconf", "dpkg", "openssl", "perl-base", "libdb5.3", "libdb5.3t64", "libnsl2", "libtirpc3")
 STANDARD_LIBRARY = ("config-*", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo")
 STANDARD_LIBRARY += ("site-packages/*", "turtle.py", "unittest/test", "*/test", "*/tests")
+# Python's TLS finds its certificates through these links, which belong to the command `openssl`.
+KEPT_FILES = ("/etc/ssl", "/etc/ssl/openssl.cnf", "/usr/lib/ssl", "/usr/lib/ssl/cert.pem", "/usr/lib/ssl/certs")
+KEPT_FILES += ("/usr/lib/ssl/openssl.cnf",)
 # Character sets for iconv, which Python does not use; copies of the time zones with and without leap seconds.
-FILES = ("usr/lib/*/gconv", "usr/share/zoneinfo/right", "usr/share/zoneinfo/posix", "usr/share/doc", "usr/share/man")
+FILES = ("usr/lib/*/gconv", "usr/share/zoneinfo/right", "usr/share/zoneinfo/posix", "usr/share/man")
 FILES += ("usr/share/info", "usr/share/locale", "usr/share/python-wheels", "var/cache/*", "var/lib/apt", "var/log/*")
 
 
@@ -44,14 +47,14 @@ def dependencies(block: str) -> Iterator[str]:
 
 
 def closure(known: dict[str, str], roots: Iterable[str]) -> set[str]:
-    """Return the packages among `roots` and those that they depend on."""
+    """Return the packages among `roots` and those that they depend on, without NOT_FOLLOWED."""
     kept: set[str] = set()
     pending = [name for name in roots if name in known]
     while pending:
         name = pending.pop()
-        if name not in kept and name not in NOT_FOLLOWED:
+        if name not in kept:
             kept.add(name)
-            pending += [one for one in dependencies(known[name]) if one in known]
+            pending += [one for one in dependencies(known[name]) if one in known and one not in NOT_FOLLOWED]
     return kept
 
 
@@ -71,13 +74,16 @@ def linked(root: Path) -> set[str]:
     return {str(Path("/", (root / path[1:]).resolve().relative_to(root))) for path in paths} | paths
 
 
-def remove_packages(root: Path, more: Iterable[str]) -> None:
+def remove_packages(root: Path, more: Sequence[str]) -> None:
     database = root / "var/lib/dpkg"
     known = packages((database / "status").read_text())
+    if absent := [name for name in more if name not in known]:
+        raise SystemExit(f"trim: PACKAGES: BASE does not have {', '.join(absent)}. Install them in an image for BASE.")
     owned = {name: files(root, name) for name in known}
     used = linked(root)
-    kept = closure(known, [*KEEP, *more, *(name for name in known if owned[name] & used)])
-    stay = set().union(*(owned[name] for name in kept))
+    owners = [name for name in known if owned[name] & used and name not in NOT_FOLLOWED]
+    kept = closure(known, [*KEEP, *more, *owners])
+    stay = set(KEPT_FILES).union(*(owned[name] for name in kept))
     for path in sorted(set().union(*owned.values()) - stay, reverse=True):
         one = root / path[1:]
         if one.is_symlink() or one.is_file():
@@ -97,6 +103,12 @@ def remove(paths: Iterable[Path]) -> None:
         shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
 
 
+def remove_documents(root: Path) -> None:
+    """Remove the documentation of packages, but not their licenses: an image is a copy that must contain them."""
+    folders = [one for one in root.glob("usr/share/doc/*") if one.is_dir() and not one.is_symlink()]
+    remove(one for folder in folders for one in list(folder.iterdir()) if one.name != "copyright")
+
+
 def trim_standard_library() -> None:
     library = Path(sysconfig.get_path("stdlib"))
     for pattern in STANDARD_LIBRARY:
@@ -107,9 +119,10 @@ def trim_standard_library() -> None:
     compileall.compile_dir(library, quiet=2, rx=re.compile(r"site-packages|dist-packages"))
 
 
-def main(more: Iterable[str], root: Path = Path("/")) -> None:
+def main(more: Sequence[str], root: Path = Path("/")) -> None:
     if (root / "var/lib/dpkg/status").exists():
         remove_packages(root, more)
+    remove_documents(root)
     trim_standard_library()
     for pattern in FILES:
         remove(list(root.glob(pattern)))

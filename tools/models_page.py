@@ -190,14 +190,16 @@ target language ([http.md](http.md#completions)). Sampling is greedy, as in tran
 ## Decoders without a declaration
 
 A decoder (`…ForCausalLM`, `…LMHeadModel`) that is not in the list but that the package transformers has is computed by
-transformers' own code, with keys and values in Slipway's pages. Install it with `pip install 'slipway[transformers]'`;
-the container image does not contain it. `slipway plan` states this in the line of `hardware.kernels`.
+transformers' own code, with keys and values in Slipway's pages. Install it with
+`pip install 'slipway-serve[transformers]'`; the container image does not contain it. `slipway plan` states this in the
+line of `hardware.kernels`.
 
 - Chunked prefill, prefix cache, preemption and resumption after a crash work as with all models.
 - Rows of a step with equal numbers of tokens, such as decode rows, are one call of transformers' code. Decoders whose
   code takes no positions (BART) are called for each row. torch computes; one request is several times slower than with
   compiled kernels.
-- Only safetensors files with plain weights, one rank (`parallelism.tensor`), and generation are supported.
+- Only safetensors files with plain weights, one rank (`parallelism.tensor`), a KV cache of at least 16 bits
+  (`quantization.kv_cache`), and generation are supported.
 - At the start, the logits of a short prompt that is computed in chunks are compared with transformers' own. If they
   differ, or if the code does not work with a cache in pages, complete sequences are computed in each step, as for the
   next kind, and a warning has the reason. The start fails only if the code is not causal (XLNet).

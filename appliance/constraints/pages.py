@@ -43,6 +43,16 @@ RULES = (
         ),
     ),
     Rule(
+        name="foreign-pages",
+        keys=("kv_cache",),
+        facts=("model.foreign",),
+        holds=lambda view: view.kv_cache not in CODED or not view.facts.model.foreign,
+        text="models that only transformers' own code computes need a KV cache of at least 16 bits",
+        because=lambda facts: (
+            f"{facts.model.foreign} is computed by transformers' own code, which reads keys and values without scales"
+        ),
+    ),
+    Rule(
         name="equal-pages",
         keys=("kv_cache",),
         facts=("model.pages",),

@@ -1,5 +1,8 @@
 """hardware.torch_compile: operations that torch.compile compiles, and the folder of the compiled programs."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 from appliance.config.settings import Settings
 from appliance.constraints.rule import TORCH, View, is_compiled
 from appliance.planning.choice import Choice, refuse
@@ -25,9 +28,17 @@ def torch_compile(settings: Settings, model: Model, view: View) -> Choice[bool]:
         because = "compiled sums depend on the number of tokens, and hardware.batch_invariant is set"
     elif not found.compiled and model.foreign is None:
         because = "every operation of this model has a Triton kernel"
+    elif _lacks_compiler():
+        because = "torch of this installation has no compiler, as in Slipway's image for CPUs"
     else:
         return Choice(True, f"compiles {found.text}")
     refuse(settings, KEY, f"true: {because}; use false", instead="false")
+
+
+def _lacks_compiler() -> bool:
+    """Return whether torch is installed without its compiler (docker/prune.py). Does not import it."""
+    spec = find_spec("torch")
+    return spec is not None and spec.origin is not None and not Path(spec.origin).with_name("_inductor").is_dir()
 
 
 def covered(model: Model, kernels: str) -> Coverage:

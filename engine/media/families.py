@@ -101,7 +101,7 @@ def read_processors(folder: str | Path, options: Mapping[str, Any] | None = None
         if options and options.get("size") and not ANY_SIZE & set(modules.values()):
             raise ValueError("size cannot be replaced; the model reads only one size")
         found = {kind: import_module(f"engine.media.{name}").declare(changed) for kind, name in modules.items()}
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         if options:
             raise MediaError(f"mm_processor_kwargs: {detail(error)}") from error
         raise wrong(folder, error) from error

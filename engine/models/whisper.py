@@ -32,6 +32,7 @@ from engine.models.parts import (
 
 ARCHITECTURES = ("WhisperForConditionalGeneration",)
 MAX_MELS = 1024
+MAX_MEDIAN = 99  # positions of the filter of alignments
 _DEFAULTS = {"activation_function": "gelu", "max_source_positions": 1500, "max_target_positions": 448}
 
 
@@ -88,7 +89,7 @@ def with_alignment(model: Model, config: Mapping[str, Any], generation: Mapping[
         if not isinstance(given, list) or not given:
             raise CheckpointError(f"{place}: alignment_heads is {shown(given)}; it must be a list of layers and heads")
         found = {_alignment_head(pair, layers, heads, place) for pair in given}
-    width = Config.of(config, median_filter_width=7).whole("median_filter_width")
+    width = Config.of(config, median_filter_width=7).whole("median_filter_width", most=MAX_MEDIAN)
     if width % 2 == 0:
         raise CheckpointError(f"config.json: median_filter_width is {width}; it must be odd")
     alignment = Alignment(heads=tuple(sorted(found)), median_width=width)

@@ -95,7 +95,35 @@ Version: 5
 def test_the_system_keeps_the_packages_that_serving_depends_on():
     known = TRIM["packages"](STATUS)
     assert TRIM["closure"](known, ["python3"]) == {"python3", "lib", "libc6", "other"}
-    assert TRIM["closure"](known, ["absent", "perl-base"]) == set()
+    assert TRIM["closure"](known, ["absent"]) == set()
+    assert TRIM["closure"](known, ["debconf"]) == {"debconf"}, "a package of PACKAGES, without the perl-base it needs"
+
+
+def test_packages_to_keep_are_packages_of_the_base(tmp_path):
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    (tmp_path / "var/lib/dpkg/status").write_text(STATUS)
+    with pytest.raises(SystemExit, match="BASE does not have curll"):
+        TRIM["remove_packages"](tmp_path, ["python3", "curll"])
+
+
+def test_certificates_and_licenses_stay(tmp_path):
+    """Debian's links from OpenSSL's folder to the certificates belong to the command, which is removed."""
+    database, tls, documents = tmp_path / "var/lib/dpkg", tmp_path / "usr/lib/ssl", tmp_path / "usr/share/doc"
+    (database / "info").mkdir(parents=True)
+    (database / "status").write_text(STATUS + "\nPackage: openssl\nVersion: 3\n")
+    (database / "info/openssl.list").write_text(
+        "/usr/bin/openssl\n/usr/lib/ssl\n/usr/lib/ssl/certs\n/usr/lib/ssl/misc\n/usr/lib/ssl/misc/CA.pl\n"
+    )
+    for folder in (tmp_path / "etc/ssl/certs", tls / "misc", tmp_path / "usr/bin", documents / "lib/examples"):
+        folder.mkdir(parents=True)
+    (tls / "certs").symlink_to("../../../etc/ssl/certs")
+    for file in (tls / "misc/CA.pl", tmp_path / "usr/bin/openssl", documents / "lib/copyright", documents / "lib/NEWS"):
+        file.touch()
+    (documents / "lib2").symlink_to("lib")
+    TRIM["remove_packages"](tmp_path, [])
+    TRIM["remove_documents"](tmp_path)
+    assert (tls / "certs").is_dir() and not (tls / "misc").exists() and not (tmp_path / "usr/bin/openssl").exists()
+    assert [path.name for path in (documents / "lib").iterdir()] == ["copyright"]
 
 
 def test_packages_are_removed_with_their_files_and_entries(tmp_path):

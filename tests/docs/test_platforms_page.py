@@ -37,7 +37,9 @@ def test_each_line_of_the_contracts_has_one_state() -> None:
 def test_each_line_that_holds_names_what_shows_it() -> None:
     contracts = "".join(path.read_text() for path in (ROOT / "tests/contracts").glob("*.py"))
     for cell, state, shown in ROWS:
-        files = re.findall(r"(?:tests|docker)/[\w/]+\.(?:py|sh)", shown)
+        files: list[str] = []
+        for name in re.findall(r"[\w/]+\.(?:py|sh)\b", shown):  # without a folder: in the folder of the name before
+            files.append(name if "/" in name else f"{files[-1].rpartition('/')[0]}/{name}" if files else name)
         tests = re.findall(r"\btest_(?:sm|mh|vx|ks)_\d\d", shown)
         assert all((ROOT / file).is_file() for file in files), cell
         assert all(re.search(rf"def {test}|def test_\w*{test.removeprefix('test')}", contracts) for test in tests), cell

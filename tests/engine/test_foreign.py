@@ -147,6 +147,9 @@ def test_what_is_not_supported_is_refused_before_the_start(tmp_path: Path) -> No
         read_checkpoint(tmp_path / "a", task=TaskConfig(task="embed"))
     with pytest.raises(ConfigError, match="one rank"):
         engine(tmp_path / "a", tensor=2)
+    for coded in ("int8", "int4"):  # pages with scales, which would be lost
+        with pytest.raises(ConfigError, match=f"kv_dtype={coded}.*at least 16 bits"):
+            engine(tmp_path / "a", kv_dtype=coded)
     with pytest.raises(CheckpointError, match="needs its safetensors files"):
         assume_checkpoint(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")

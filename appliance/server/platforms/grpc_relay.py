@@ -84,6 +84,8 @@ class Relay(asyncio.Protocol):
         self._upstream: asyncio.Transport | None = None
         self._given, self._answered = Frames(PREFACE), Frames()
         self._calls: set[int] = set()
+        self._last = 0  # largest stream of a call
+        self._is_busy = False
         self._pending = b""
         self._task: asyncio.Task[None] | None = None
 
@@ -111,7 +113,9 @@ class Relay(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for kind, _, stream in self._given.feed(data):
-            if kind == HEADERS and stream:
+            # gRPC ignores other new streams: even numbers, and numbers that are not larger than those before.
+            if kind == HEADERS and stream % 2 and stream > self._last:
+                self._last = stream
                 self._calls.add(stream)
             elif kind == RST_STREAM:
                 self._calls.discard(stream)
@@ -130,7 +134,12 @@ class Relay(asyncio.Protocol):
         self._mark()
 
     def _mark(self) -> None:
-        if self._calls:
+        """Tell the table when the first call begins and when the last one ends. Other frames, such as PING, leave an
+        idle connection at its place in the order of the idle ones."""
+        if self._is_busy == bool(self._calls):
+            return
+        self._is_busy = bool(self._calls)
+        if self._is_busy:
             self._table.set_busy(self._connection)
         else:
             self._table.set_idle(self._connection)
@@ -144,7 +153,10 @@ class Relay(asyncio.Protocol):
             self._upstream.resume_reading()
 
     def close(self) -> None:
-        """Close the connection after all written bytes are sent."""
+        """Close the connection after all written bytes are sent. The table may close it earlier, because its calls have
+        ended and the client may not read."""
+        self._calls.clear()
+        self._mark()
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

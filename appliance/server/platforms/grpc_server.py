@@ -68,8 +68,14 @@ class Calls:
 
     async def send(self, method: str, path: str, headers: dict[str, str], body: Any = None) -> Any:
         """Return the JSON value of a reply. Raise Failed."""
-        url = httpx.URL("http://slipway", path=path)
-        reply = await self._client.request(method, url, json=body, headers=headers)
+        try:
+            url = httpx.URL("http://slipway", path=path)
+            request = self._client.build_request(method, url, json=body, headers=headers)
+        except httpx.InvalidURL:
+            raise Failed(404, "No model has a name of this length.") from None
+        except ValueError:  # JSON has no NaN and no infinity
+            raise Failed(400, "A parameter is not a finite number.") from None
+        reply = await self._client.send(request)
         try:
             value = reply.json() if reply.content else {}
         except ValueError:
@@ -139,12 +145,12 @@ async def _model_infer(calls: Calls, asked: Any, headers: dict[str, str]) -> Any
 
 
 async def _load(calls: Calls, asked: Any, headers: dict[str, str]) -> Any:
-    await calls.send("POST", f"/v2/repository/models/{quote(asked.model_name)}/load", headers)
+    await calls.send("POST", f"/v2/repository/models/{_quoted(asked.model_name)}/load", headers)
     return MESSAGES["RepositoryModelLoadResponse"]()
 
 
 async def _unload(calls: Calls, asked: Any, headers: dict[str, str]) -> Any:
-    await calls.send("POST", f"/v2/repository/models/{quote(asked.model_name)}/unload", headers)
+    await calls.send("POST", f"/v2/repository/models/{_quoted(asked.model_name)}/unload", headers)
     return MESSAGES["RepositoryModelUnloadResponse"]()
 
 
@@ -166,7 +172,12 @@ INFERENCE: dict[str, Handler] = {
 
 
 def _model(name: str, version: str) -> str:
-    return f"/v2/models/{quote(name)}" + (f"/versions/{quote(version, safe='')}" if version else "")
+    return f"/v2/models/{_quoted(name)}" + (f"/versions/{_quoted(version, safe='')}" if version else "")
+
+
+def _quoted(name: str, safe: str = "/") -> str:
+    """Return a name, quoted for a path. httpx would apply `..`, so dots are quoted too."""
+    return quote(name, safe=safe).replace(".", "%2E")
 
 
 def _parameters(given: Any) -> dict[str, Any]:

@@ -155,15 +155,20 @@ class Connection:
             self._count(-self.accepted)
 
     async def _read(self, message: MutableMapping[str, Any]) -> None:
-        event_id = None
+        event_id: str | None = None
         try:
             event = _event(message)
-            event_id = event.get("event_id")
+            # Another type is not returned: it may be nested more deeply than JSON is written.
+            given = event.get("event_id")
+            event_id = given if isinstance(given, str) else None
             await self._handle(event)
         except (ApiError, RequestError) as error:
-            text = error.message if isinstance(error, ApiError) else str(error)
-            fault = {"type": "invalid_request_error", "code": "invalid_event", "message": text}
-            await self.send("error", error={**fault, "param": error.param, "event_id": event_id})
+            await self._refuse(error, event_id)
+
+    async def _refuse(self, error: ApiError | RequestError, event_id: str | None) -> None:
+        text = error.message if isinstance(error, ApiError) else str(error)
+        fault = {"type": "invalid_request_error", "code": "invalid_event", "message": text}
+        await self.send("error", error={**fault, "param": error.param, "event_id": event_id})
 
     async def _handle(self, event: dict[str, Any]) -> None:
         match event.get("type"):
@@ -181,8 +186,9 @@ class Connection:
             case "input_audio_buffer.commit":
                 await self._commit_buffer()
             case kind:
+                shown = kind[:100] if isinstance(kind, str) else type(kind).__name__
                 raise RequestError(
-                    f"The event type {str(kind)[:100]!r} is not supported. Use session.update or "
+                    f"The event type {shown!r} is not supported. Use session.update or "
                     "input_audio_buffer.append, .commit or .clear.",
                     "type",
                 )
@@ -190,7 +196,7 @@ class Connection:
     def _update(self, session: Session) -> None:
         if session.turns != self.session.turns or session.rate != self.session.rate:
             longest = int(self.service.config.limits.max_audio_seconds * session.rate)
-            self.detector = None if session.turns is None else TurnDetector(session.turns, session.rate, longest)
+            self.detector = None if session.turns is None else _detector(session.turns, session.rate, longest)
             self.buffer.clear()
             self.first = 0
         self.session = session
@@ -204,7 +210,8 @@ class Connection:
             raise RequestError("audio must be a text in base64.", "audio") from None
         longest = self.service.config.limits.max_audio_seconds
         seconds = (len(self.buffer) + len(data)) / SAMPLE_BYTES / self.session.rate
-        if seconds > longest:
+        # With turn detection, the detector cuts the buffer below this limit.
+        if (seconds if self.detector is None else len(data) / SAMPLE_BYTES / self.session.rate) > longest:
             raise RequestError(
                 f"The buffer is longer than {longest:g} seconds, the server's limits.max_audio_seconds. Commit it "
                 "before you append more audio.",
@@ -218,7 +225,7 @@ class Connection:
             )
         self.buffer += data
         if self.detector is not None:
-            for turn in self.detector.feed(data):
+            for turn in list(self.detector.feed(data)):  # completely, because of its position
                 await self._turn(turn, self.detector)
             if not self.detector.speaking:
                 self._drop(self.detector.position - self.detector.kept - self.first)
@@ -234,7 +241,10 @@ class Connection:
         end = (turn.sample - self.first) * SAMPLE_BYTES
         spoken = bytes(self.buffer[:end])
         self._drop(turn.sample - self.first)
-        await self._commit(spoken, self.speech)
+        try:
+            await self._commit(spoken, self.speech)
+        except RequestError as error:  # the later turns of this audio are independent of it
+            await self._refuse(error, None)
 
     def _drop(self, samples: int) -> None:
         """Drop samples at the beginning of the buffer."""
@@ -398,6 +408,18 @@ def _updated(service: Service, session: Session, given: Any) -> Session:
         ) from None
     service.model_name(body.model or session.model)
     return replace(found, model=body.model or session.model, language=body.language, prompt=body.prompt)
+
+
+def _detector(turns: TurnDetection, rate: int, longest: int) -> TurnDetector:
+    """Return a detector whose items have up to `longest` samples, including those before the speech."""
+    detector = TurnDetector(turns, rate, longest)
+    detector.longest -= detector.kept + detector.frame  # speech ends with a frame
+    if detector.longest < rate * SHORTEST_S:
+        raise RequestError(
+            f"prefix_padding_ms is not shorter than {longest / rate:g} seconds, the server's limits.max_audio_seconds.",
+            "session.audio.input.turn_detection.prefix_padding_ms",
+        )
+    return detector
 
 
 def _turns(given: Any) -> TurnDetection | None:

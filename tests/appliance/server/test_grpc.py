@@ -1,12 +1,13 @@
 """The port of gRPC: its certificate, its limits, and an address that is in use."""
 
 import asyncio
+import math
 import socket
 import ssl
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -14,8 +15,9 @@ import uvloop
 
 from appliance.config.gateway import Tls
 from appliance.security.certificate import Certificate, read_certificate
-from appliance.server.http.connections import ConnectionTable
-from appliance.server.platforms.grpc_relay import PREFACE, Frames
+from appliance.server.http.connections import Connection, ConnectionTable
+from appliance.server.platforms.grpc_messages import MESSAGES
+from appliance.server.platforms.grpc_relay import END_STREAM, HEADERS, PREFACE, Frames, Relay
 from appliance.server.platforms.grpc_server import GrpcPortTaken, grpc_served
 from tests.appliance.certificates import write_certificate
 
@@ -84,33 +86,107 @@ def test_a_renewed_certificate_is_used_for_new_connections(new_config: Callable[
     uvloop.run(serve())
 
 
-def test_names_of_models_are_no_paths(new_config: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "code", "details"),
+    [
+        (b"a%20?\x01", grpc.StatusCode.NOT_FOUND, "/v2/models/a%20?/x01/ready"),
+        (b"../../metrics", grpc.StatusCode.NOT_FOUND, "/v2/models/../../metrics/ready"),
+        (b"a" * 70_000, grpc.StatusCode.NOT_FOUND, "No model has a name of this length."),
+    ],
+)
+def test_names_of_models_are_no_paths(
+    new_config: Callable[..., Any], name: bytes, code: grpc.StatusCode, details: str
+) -> None:
+    request = MESSAGES["ModelReadyRequest"](name=name.decode())
+    assert failed(new_config, "ModelReady", request) == (code, details)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_parameters_that_json_lacks_are_refused(new_config: Callable[..., Any], value: float) -> None:
+    request = MESSAGES["ModelInferRequest"](model_name="a")
+    request.parameters["temperature"].double_param = value
+    expected = grpc.StatusCode.INVALID_ARGUMENT, "A parameter is not a finite number."
+    assert failed(new_config, "ModelInfer", request) == expected
+
+
+def failed(new_config: Callable[..., Any], method: str, request: Any) -> tuple[grpc.StatusCode, str]:
+    """Return the status of a call that fails, with its details."""
     port = free_port()
     config = new_config(**{"endpoints.grpc_port": port})
 
-    async def serve() -> str:
-        async with (
-            served(config),
-            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
-        ):
-            call = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
+    async def serve() -> tuple[grpc.StatusCode, str]:
+        async with served(config), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(b"\x0a\x06a%20?\x01", timeout=5)
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-            return str(caught.value.details())
+                await call(request.SerializeToString(), timeout=20)
+            return caught.value.code(), str(caught.value.details())
 
-    assert uvloop.run(serve()) == "/v2/models/a%20?/x01/ready"
+    return uvloop.run(serve())
+
+
+def frame(kind: int, flags: int, stream: int, size: int) -> bytes:
+    return size.to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + bytes(size)
 
 
 def test_frames_are_found_however_the_bytes_are_cut() -> None:
-    def frame(kind: int, flags: int, stream: int, size: int) -> bytes:
-        return size.to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + bytes(size)
-
     data = bytes(PREFACE) + frame(4, 0, 0, 18) + frame(1, 4, 1, 33) + frame(0, 1, 1, 0) + frame(3, 0, 2**31 + 5, 4)
     for size in (1, 2, 7, 9, 24, 1000):
         frames = Frames(PREFACE)
         found = [each for at in range(0, len(data), size) for each in frames.feed(data[at : at + size])]
         assert found == [(4, 0, 0), (1, 4, 1), (0, 1, 1), (3, 0, 5)], size
+
+
+class Written:
+    """Takes the place of a transport."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def relay_of(table: ConnectionTable) -> Relay:
+    with socket.socket() as sock:
+        connection = Connection(sock, "192.0.2.1")
+    assert table.admit(connection)
+    relay = Relay(connection, table, "absent", set())
+    relay.transport = cast(asyncio.Transport, Written())
+    relay.data_received(bytes(PREFACE))
+    return relay
+
+
+def test_only_streams_that_grpc_answers_make_a_connection_busy(new_config: Callable[..., Any]) -> None:
+    table = table_of(new_config(), [])
+    relay = relay_of(table)
+    for stream in (0, 2):
+        relay.data_received(frame(HEADERS, 4, stream, 5))
+        assert table.idle == 1
+    relay.data_received(frame(HEADERS, 4, 3, 5))
+    assert table.idle == 0
+    relay.answer(frame(HEADERS, END_STREAM, 3, 5))
+    assert table.idle == 1
+    for stream in (3, 1):
+        relay.data_received(frame(HEADERS, 5, stream, 5))
+        assert table.idle == 1, "the call has ended, and no call may begin before it"
+
+
+def test_pings_do_not_make_a_connection_the_newest_idle_one(new_config: Callable[..., Any]) -> None:
+    closed: list[str] = []
+    table = table_of(new_config(), closed)
+    relays = [relay_of(table) for _ in range(2)]
+    relays[0].data_received(frame(6, 0, 0, 8))
+    assert table.close_oldest() and closed == ["max"]
+    relays[0].data_received(frame(HEADERS, 4, 1, 5))
+    assert table.idle == 1, "the other one is open and idle"
+
+
+def test_a_connection_that_grpc_has_closed_is_idle(new_config: Callable[..., Any]) -> None:
+    """Its client may never read the bytes that remain."""
+    table = table_of(new_config(), [])
+    relay = relay_of(table)
+    relay.data_received(frame(HEADERS, 4, 1, 5))
+    assert table.idle == 0
+    relay.close()
+    assert table.idle == 1
 
 
 def test_connections_of_one_address_are_limited(new_config: Callable[..., Any]) -> None:

@@ -100,3 +100,11 @@ def test_other_settings_are_refused(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 16, "width": 20}}))
     with pytest.raises(CheckpointError, match="size must be a square"):
         read_processors(folder)
+
+
+def test_a_ratio_without_tokens_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["pixel_shuffle_ratio"] = 1e10
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="division"):
+        read_processors(folder)

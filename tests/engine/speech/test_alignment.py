@@ -1,5 +1,6 @@
 """Compare the alignment of transcripts with their audio with transformers."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,11 +110,12 @@ def test_alignments_are_the_same_in_chunks_beside_replies_and_with_torch(
         np.testing.assert_allclose(matrix(other.generate(each[0], aligned(50))[0]), alone[0], atol=2e-3)
 
 
-def test_keys_of_8_bits_give_nearly_the_same(whisper: Whisper, llm: LLM) -> None:
+@pytest.mark.parametrize(("kv_dtype", "most"), [("int8", 0.02), ("int4", 0.3)])
+def test_keys_of_fewer_bits_give_nearly_the_same(whisper: Whisper, llm: LLM, kv_dtype: str, most: float) -> None:
     prompt = prompts(whisper)[1]
-    with LLM(whisper.path, **SMALL, kv_dtype="int8") as other:
+    with LLM(whisper.path, **SMALL, kv_dtype=kv_dtype) as other:
         found = matrix(other.generate(prompt, aligned(WINDOW))[0])
-    assert np.abs(found - matrix(llm.generate(prompt, aligned(WINDOW))[0])).mean() < 0.02
+    assert np.abs(found - matrix(llm.generate(prompt, aligned(WINDOW))[0])).mean() < most
 
 
 def test_two_ranks_share_the_alignment_heads(whisper: Whisper, llm: LLM) -> None:
@@ -140,6 +142,15 @@ def test_alignment_heads_outside_of_the_decoder_are_refused(tmp_path: Path, head
     whisper = write(tmp_path, alignment_heads=heads)
     with pytest.raises(CheckpointError, match="alignment_heads"):
         read_checkpoint(whisper.path)
+
+
+@pytest.mark.parametrize("width", [4, 1_499])
+def test_filters_of_other_widths_are_refused(tmp_path: Path, width: int) -> None:
+    """A copy of the weights has this many times their size."""
+    file = write(tmp_path).path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"median_filter_width": width}))
+    with pytest.raises(CheckpointError, match="median_filter_width"):
+        read_checkpoint(tmp_path)
 
 
 def test_the_upper_half_of_the_decoder_has_the_alignment_heads_by_default(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Detection of turns in audio, and its events in /v1/realtime."""
 
+import asyncio
 import base64
 from typing import Any
 
@@ -109,3 +110,76 @@ def test_the_server_commits_where_speech_ends(gateway: SpeechGateway, monkeypatc
         assert received(socket, "session.updated")["session"]["audio"]["input"]["turn_detection"] is None
     # An item has 0.3 s before the speech and 0.5 s after it.
     assert heard == [int(1.8 * RATE), int(1.3 * RATE)]
+
+
+def connected(socket: WebSocketTestSession, **detection: Any) -> None:
+    received(socket, "session.created")
+    given = {"format": {"type": "audio/pcm", "rate": RATE}, "turn_detection": {"type": "server_vad", **detection}}
+    socket.send_json({"type": "session.update", "session": {"audio": {"input": given}}})
+
+
+def append(socket: WebSocketTestSession, data: bytes) -> None:
+    socket.send_json({"type": "input_audio_buffer.append", "audio": base64.b64encode(data).decode()})
+
+
+def test_speech_without_a_pause_is_cut_below_the_longest_audio(
+    make_speech: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the buffer is full before the speech is cut, and the server refuses all further audio."""
+    seconds: list[float] = []
+
+    async def transcribed(self: realtime.Connection, item: realtime.Item) -> None:
+        seconds.append(item.seconds)
+
+    monkeypatch.setattr(realtime.Connection, "_transcribe_item", transcribed)
+    app = make_speech(**{"limits.max_audio_seconds": 2.0}).app
+    data = audio(((0.5, 0.0), (6.5, 0.3)))
+    with TestClient(app) as client, client.websocket_connect("/v1/realtime") as socket:
+        connected(socket)
+        received(socket, "session.updated")
+        for at in range(0, len(data), RATE // 2):
+            append(socket, data[at : at + RATE // 2])
+        for _ in range(4):
+            for kind in ("speech_started", "speech_stopped", "committed"):
+                received(socket, f"input_audio_buffer.{kind}")
+            received(socket, "conversation.item.added")
+        socket.send_json({"type": "session.update", "session": {"turn_detection": None}})
+        received(socket, "session.updated")
+        long = {"type": "server_vad", "prefix_padding_ms": 2_000}
+        socket.send_json({"type": "session.update", "session": {"turn_detection": long}})
+        fault = received(socket, "error")["error"]
+        assert "prefix_padding_ms is not shorter than 2 seconds" in fault["message"]
+        assert fault["param"].endswith("prefix_padding_ms")
+    assert len(seconds) == 4 and 1.9 < max(seconds) <= 2.0, seconds
+
+
+def test_turns_after_a_refused_one_have_their_times(gateway: SpeechGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait(self: realtime.Connection, item: realtime.Item) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(realtime.Connection, "_transcribe_item", wait)
+    monkeypatch.setattr(realtime, "MAX_WAITING", 1)
+    count = 4
+    with TestClient(gateway.app) as client, client.websocket_connect("/v1/realtime") as socket:
+        connected(socket, silence_duration_ms=100)
+        received(socket, "session.updated")
+        append(socket, audio(((0.2, 0.0), (0.2, 0.3), (0.6, 0.0)) * count))  # a turn begins every second
+        begins: list[int] = []
+        refused, event = 0, {"type": ""}
+        while len(begins) < count or event["type"] != "error":
+            event = socket.receive_json()
+            if event["type"].endswith("speech_started"):
+                begins.append(event["audio_start_ms"])
+            elif event["type"] == "error":
+                refused += 1
+                assert "wait for their transcripts" in event["error"]["message"]
+    assert begins == [200 + 1000 * number for number in range(count)] and refused >= 2
+
+
+@pytest.mark.parametrize("name", ["type", "event_id"])
+def test_events_of_deep_nesting_are_refused(gateway: SpeechGateway, name: str) -> None:
+    """JSON is read up to 1,024 levels and written up to 254."""
+    with TestClient(gateway.app) as client, client.websocket_connect("/v1/realtime") as socket:
+        received(socket, "session.created")
+        socket.send_text(f'{{"{name}": {"[" * 1_020}{"]" * 1_020}}}')
+        assert "is not supported" in received(socket, "error")["error"]["message"]
