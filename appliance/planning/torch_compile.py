@@ -19,6 +19,8 @@ def torch_compile(settings: Settings, model: Model, view: View) -> Choice[bool]:
     found = covered(model, view.kernels)
     if is_compiled(view.kernels):
         because = f"{view.kernels} kernels execute all operations; torch does with hardware.kernels: torch"
+    elif lacks := dict(view.facts.machine.compile_lacks).get(view.device, ""):
+        because = f"this installation lacks {lacks}; images leave out what torch.compile needs"
     elif view.tensor > 1:
         because = f"programs of {view.tensor} ranks are not compiled; set parallelism.tensor to 1"
     elif view.batch_invariant:

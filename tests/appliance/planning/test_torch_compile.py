@@ -25,6 +25,7 @@ def test_the_plan_names_the_covered_operations(tmp_path: Path) -> None:
         ((), replace(GPU_HOST, triton=True), "every operation of this model has a Triton kernel"),
         (("hardware.batch_invariant=true",), replace(GPU_HOST, triton=True), "depend on the number of tokens"),
         (("hardware.kernels=torch", "parallelism.tensor=2"), CPU, "programs of 2 ranks"),
+        (("hardware.kernels=torch",), replace(CPU, compile_lacks=(("cpu", "sympy"),)), "installation lacks sympy"),
     ],
 )
 def test_a_setting_without_effect_is_refused(tmp_path: Path, sets: tuple[str, ...], machine, because: str) -> None:
