@@ -39,7 +39,13 @@ def engine(path: Path, **more: object) -> LLM:
 def compilers(monkeypatch: pytest.MonkeyPatch) -> list[SegmentCompiler]:
     """Compilers that are made in the test."""
     made: list[SegmentCompiler] = []
-    monkeypatch.setattr(SegmentCompiler, "__post_init__", made.append, raising=False)
+    init = SegmentCompiler.__init__
+
+    def kept(self: SegmentCompiler, *arguments: object) -> None:
+        init(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(SegmentCompiler, "__init__", kept)
     return made
 
 
