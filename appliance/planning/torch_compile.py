@@ -27,6 +27,8 @@ def torch_compile(settings: Settings, model: Model, view: View) -> Choice[bool]:
         because = "compiled sums depend on the number of tokens, and hardware.batch_invariant is set"
     elif not found.compiled and model.foreign is None:
         because = "every operation of this model has a Triton kernel"
+    elif model.foreign is not None:
+        return Choice(True, "compiles modules of transformers' code without keys and values")
     else:
         return Choice(True, f"compiles {found.text}")
     refuse(settings, KEY, f"true: {because}; use false", instead="false")

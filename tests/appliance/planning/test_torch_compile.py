@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.appliance.planning.test_plan import CPU, GPU_HOST, planned, reason, refused
+from engine.models.parts import Foreign
+from tests.appliance.planning.test_plan import CPU, GPU_HOST, checkpoint, model, planned, reason, refused
 
 KEY = "hardware.torch_compile"
 ON = f"{KEY}=true"
@@ -16,6 +17,12 @@ def test_the_plan_names_the_covered_operations(tmp_path: Path) -> None:
     value, why = reason(found, KEY)
     assert value is True and "Linear (" in why and "Attend" in why and "uses pages" in why
     assert found.engines[0].hardware.torch_compile and not planned(tmp_path).engines[0].hardware.torch_compile
+
+
+def test_the_plan_says_what_is_compiled_of_transformers_code(tmp_path: Path) -> None:
+    declared = replace(model(), foreign=Foreign(architecture="XForCausalLM", width=8))
+    found = planned(tmp_path, ON, "hardware.kernels=torch", facts=replace(checkpoint(), model=declared))
+    assert reason(found, KEY)[1].endswith("compiles modules of transformers' code without keys and values")
 
 
 @pytest.mark.parametrize(
