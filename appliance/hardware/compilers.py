@@ -1,7 +1,5 @@
-"""What torch.compile needs beside torch. Images leave out compilers, and those for CPUs parts of torch. Independent of
-torch."""
+"""Parts of an installation that torch.compile needs. Container images lack some. Independent of torch."""
 
-import os
 import shutil
 import sysconfig
 from importlib.util import find_spec
@@ -22,9 +20,9 @@ def torch_compile_lacks(device: str) -> str:
     needed["sympy"] = find_spec("sympy") is not None
     if device == "cuda":  # Triton compiles the code that launches a kernel
         needed["triton"] = find_spec("triton") is not None
-        needed["a C compiler"] = any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang")))
+        needed["a C compiler"] = any(map(shutil.which, ("gcc", "clang")))
     else:
-        needed["a C++ compiler"] = shutil.which((os.environ.get("CXX") or "g++").split()[-1]) is not None
+        needed["a C++ compiler"] = any(map(shutil.which, ("g++", "clang++")))
         needed["the header files of torch"] = (folder / HEADER).is_file()
     needed["the header files of Python"] = Path(sysconfig.get_path("include"), "Python.h").is_file()
     return ", ".join(name for name, found in needed.items() if not found)

@@ -51,7 +51,9 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> list[SegmentCompiler]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.nightly("test_a_program_runs_for_every_number_of_tokens_and_layers_share_it")
+@pytest.mark.nightly(
+    "tests/engine/layers/test_torch_compile.py::test_a_program_runs_for_every_number_of_tokens_and_layers_share_it"
+)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
 def test_compiled_engine_equals_torch(name, checkpoint, folder, compilers):
     path, prompts = checkpoint(name).path, [[1 + i for i in range(count)] for count in (5, 11, 1)]
