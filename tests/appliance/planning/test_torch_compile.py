@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.planning.workspace import COMPILER_BYTES
 from engine.models.parts import Foreign
 from tests.appliance.planning.test_plan import CPU, GPU_HOST, checkpoint, model, planned, reason, refused
 
@@ -16,6 +17,8 @@ def test_the_plan_names_the_covered_operations(tmp_path: Path) -> None:
     found = planned(tmp_path, ON, "hardware.kernels=torch")
     value, why = reason(found, KEY)
     assert value is True and "Linear (" in why and "Attend" in why and "uses pages" in why
+    plain = planned(tmp_path, "hardware.kernels=torch")
+    assert found.memory.workspace - plain.memory.workspace == COMPILER_BYTES
     assert found.engines[0].hardware.torch_compile and not planned(tmp_path).engines[0].hardware.torch_compile
 
 
