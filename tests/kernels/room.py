@@ -29,7 +29,8 @@ def largest(target: Target) -> list[OpLaunch]:
     for dim, dtype in product(SIZES if alike == target else SIZES[-1:], TYPES):
         make = Make(torch.device("meta"), dtype)
         for op, rows in ((PREFILL_ATTENTION, ((512, 512),)), (DECODE_ATTENTION, ((1, 512),))):
-            pages = [{"fp8": False}, {"fp8": False, "window": 128}, *([{"fp8": True}] if target.fp8 else ())]
+            types = (torch.int8, torch.uint8, *((torch.float8_e4m3fn,) if target.fp8 else ()))
+            pages = [{}, {"window": 128}, *({"kept": one} for one in types)]
             for more in pages:
                 inputs = partial(op.inputs, make, rows=rows, heads=8, kv_heads=1, dim=dim, **more)
                 calls.append((op, f"{dim} {dtype} {more}", inputs))
@@ -46,7 +47,7 @@ def extreme(target: Target) -> list[OpLaunch]:
     make = Make(torch.device("meta"), torch.float32)
     calls = []
     for op, rows in ((PREFILL_ATTENTION, ((512, 512),)), (DECODE_ATTENTION, ((1, 512),))):
-        calls.append((op, partial(op.inputs, make, rows=rows, heads=8, kv_heads=1, dim=SIZES[-1], fp8=False)))
+        calls.append((op, partial(op.inputs, make, rows=rows, heads=8, kv_heads=1, dim=SIZES[-1])))
     calls.append(
         (ENCODER_ATTENTION, partial(ENCODER_ATTENTION.inputs, make, lengths=(512,), heads=2, kv_heads=2, dim=SIZES[-1]))
     )
