@@ -15,12 +15,12 @@ META = "torch._meta_registrations"
 
 def leave_out_unused(config: EngineConfig) -> None:
     """Make `import triton` fail in this process unless its kernels are used, and import torch without the shapes of its
-    operations on meta tensors. Call before the first import of torch.
+    operations on meta tensors. torch.compile uses both. Call before the first import of torch.
 
     kernels/jit.py imports Triton where it is installed; its library takes 75 MiB of resident memory. The operations on
     meta tensors take a quarter of the time of importing torch, and 18 MiB.
     """
-    if config.hardware.kernels != "triton":
+    if config.hardware.kernels != "triton" and not config.hardware.torch_compile:
         sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # None: a documented way to stop an import
         sys.modules.setdefault(META, ModuleType(META))
 

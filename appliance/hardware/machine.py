@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from appliance.hardware.compilers import torch_compile_lacks
 from appliance.hardware.cuda_build import Build, installed_build, unusable
 from appliance.hardware.topology import Topology, read_topology
 from kernels.cpu.library import usable
@@ -47,6 +48,7 @@ class Machine:
     triton: bool = False  # whether Triton is installed
     topology: Topology = Topology()
     described: str = ""  # name given to the table of devices; "" for this machine
+    compile_lacks: tuple[tuple[str, str], ...] = ()  # (device, what torch.compile lacks there; "" if nothing)
 
 
 def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
@@ -56,7 +58,9 @@ def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
     memory, memory_from = free_memory(root)
     found, reason = find_gpus(root) if gpus else ((), "GPUs were not searched for")
     triton = find_spec("triton") is not None
-    return Machine(cores, cores_from, memory, memory_from, found, reason, usable(), triton, topology)
+    lacks = tuple((device, torch_compile_lacks(device)) for device in ("cpu", "cuda"))
+    resources = cores, cores_from, memory, memory_from, found, reason
+    return Machine(*resources, usable(), triton, topology, compile_lacks=lacks)
 
 
 def count_cores(root: Path, allowed: int) -> tuple[int, str]:

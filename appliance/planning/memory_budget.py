@@ -16,6 +16,7 @@ from appliance.planning.derivation import Account, Step, number, product, summed
 from appliance.planning.host import appliance_bytes, host_memory
 from appliance.planning.memory import ELEMENT_BYTES, Host, spell_bytes
 from appliance.planning.workspace import (
+    COMPILER_BYTES,
     StepSize,
     attention_partials,
     attention_scores,
@@ -194,6 +195,8 @@ def measure(
     if checkpoint.draft is not None:
         draft = draft_workspace(checkpoint.draft.model, kernels=view.kernels, size=size, element_bytes=element_bytes)
         fixed = (*fixed, *draft)
+    if manifest.hardware.torch_compile and view.device == "cpu":
+        fixed = (*fixed, Step("torch.compile", number(COMPILER_BYTES), COMPILER_BYTES))
     if manifest.lifecycle.self_test.prompts and model.pooler is None:
         fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
     if slots := state_slots(manifest, model, size.slots, drafts=view.speculation != OFF):

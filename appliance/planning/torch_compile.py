@@ -1,8 +1,5 @@
 """hardware.torch_compile: operations that torch.compile compiles, and the folder of the compiled programs."""
 
-from importlib.util import find_spec
-from pathlib import Path
-
 from appliance.config.settings import Settings
 from appliance.constraints.rule import TORCH, View, is_compiled
 from appliance.planning.choice import Choice, refuse
@@ -22,23 +19,19 @@ def torch_compile(settings: Settings, model: Model, view: View) -> Choice[bool]:
     found = covered(model, view.kernels)
     if is_compiled(view.kernels):
         because = f"{view.kernels} kernels execute all operations; torch does with hardware.kernels: torch"
+    elif lacks := dict(view.facts.machine.compile_lacks).get(view.device, ""):
+        because = f"this installation lacks {lacks}; images leave out what torch.compile needs"
     elif view.tensor > 1:
         because = f"programs of {view.tensor} ranks are not compiled; set parallelism.tensor to 1"
     elif view.batch_invariant:
         because = "compiled sums depend on the number of tokens, and hardware.batch_invariant is set"
     elif not found.compiled and model.foreign is None:
         because = "every operation of this model has a Triton kernel"
-    elif _lacks_compiler():
-        because = "torch of this installation has no compiler, as in Slipway's image for CPUs"
+    elif model.foreign is not None:
+        return Choice(True, "compiles modules of transformers' code without keys and values")
     else:
         return Choice(True, f"compiles {found.text}")
     refuse(settings, KEY, f"true: {because}; use false", instead="false")
-
-
-def _lacks_compiler() -> bool:
-    """Return whether torch is installed without its compiler (docker/prune.py). Does not import it."""
-    spec = find_spec("torch")
-    return spec is not None and spec.origin is not None and not Path(spec.origin).with_name("_inductor").is_dir()
 
 
 def covered(model: Model, kernels: str) -> Coverage:

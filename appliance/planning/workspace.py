@@ -48,6 +48,7 @@ MIB = 2**20
 PROCESS_BYTES = {"cpu": 234 * MIB, "cuda": 512 * MIB}
 THREAD_BYTES = MIB  # per compute thread: its stack and the allocator's arena
 FOREIGN_BYTES = 154 * MIB  # modules of transformers 5.23, one model's code and torch's meta operations: 135 MiB
+COMPILER_BYTES = 256 * MIB  # torch.compile on a CPU: its modules, sympy, and what compilations of a small model need
 TORCH_CODE_BYTES = 4 * MIB  # pages of torch's own kernels, which compiled kernels never touch
 LIBRARY_BYTES = 8 * MIB  # most that one torch thread keeps of a repacked matrix
 SCORE_ELEMENTS = 1 << 27  # most attention scores that torch holds at once (kernels/attention/common.py)

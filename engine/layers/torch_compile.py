@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import EngineConfig
+from engine.api.errors import ConfigError
 from engine.lowering.program import Op, values_read, values_written
 from engine.lowering.segments import Segment
 
@@ -335,13 +336,22 @@ def configuration_hash(config: EngineConfig, device: torch.device) -> str:
 
 def set_up(config: EngineConfig, device: torch.device) -> Path | None:
     """Let this process compile in its own thread, and keep programs in the folder of this configuration. Return the
-    folder, or None without `hardware.torch_compile_folder`."""
-    import torch._inductor.config as inductor
+    folder, or None without a folder that can be written. Raise ConfigError if torch.compile is not installed."""
+    try:
+        import torch._inductor.config as inductor
+    except ImportError as error:
+        raise ConfigError(
+            f"hardware.torch_compile: this installation of torch cannot compile ({error}); set it to false"
+        ) from error
 
     inductor.compile_threads = 1  # other processes would outlive an engine that is killed
     if config.hardware.torch_compile_folder is None:
         return None
     folder = Path(config.hardware.torch_compile_folder) / configuration_hash(config, device)[:32]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # such as a read-only file system
+        _log.warning("hardware.torch_compile: each start compiles again: %s: %s", folder, error.strerror)
+        return None
     os.environ.update({"TORCHINDUCTOR_CACHE_DIR": str(folder)})  # torch has no other setting for it
     return folder

@@ -10,7 +10,7 @@ from tests.tiers import NIGHTLY
 LEAVE_OUT = """
 from types import SimpleNamespace
 from engine.imports import leave_out_unused, load_meta_operations
-leave_out_unused(SimpleNamespace(hardware=SimpleNamespace(kernels={kernels!r})))
+leave_out_unused(SimpleNamespace(hardware=SimpleNamespace(kernels={kernels!r}, torch_compile={compiled})))
 import torch
 
 def transform():
@@ -27,13 +27,17 @@ print("loaded", *transform())
 
 
 @pytest.mark.parametrize(
-    ("kernels", "first"),
-    [pytest.param("torch", "left out", marks=NIGHTLY), ("avx2", "left out"), ("triton", "at once 3")],
+    ("kernels", "compiled", "first"),
+    [
+        pytest.param("torch", False, "left out", marks=NIGHTLY),
+        ("avx2", False, "left out"),
+        ("torch", True, "at once 3"),
+        ("triton", False, "at once 3"),
+    ],
 )
-def test_operations_on_meta_tensors_are_loaded_when_they_are_needed(kernels: str, first: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LEAVE_OUT.format(kernels=kernels)], capture_output=True, text=True, check=False
-    )
+def test_operations_on_meta_tensors_are_loaded_when_they_are_needed(kernels: str, compiled: bool, first: str) -> None:
+    code = LEAVE_OUT.format(kernels=kernels, compiled=compiled)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [first, "loaded 3"]
 

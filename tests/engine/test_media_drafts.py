@@ -78,8 +78,9 @@ def test_a_head_reads_the_embeddings_of_images(family, tmp_path: Path):
     """Equal tokens with different images have different drafts at the first position, where only the image differs."""
     folder = write_head(family.folder, tmp_path / "head", "eagle")
     made = []
-    for picture in (ONE, OTHER):
-        with opened(family, "torch", speculation="eagle", draft_model=folder, draft_tokens=3) as llm:
+    for picture, tokens in ((ONE, 64), (OTHER, 64), (ONE, 8)):
+        own = {"draft_model": folder, "draft_tokens": 3, "max_step_tokens": tokens, "max_running": 2}
+        with opened(family, "torch", speculation="eagle", **own) as llm:
             drafter = llm._worker._runner._draft
             forward, inputs = drafter.passes.forward, []
 
@@ -89,7 +90,9 @@ def test_a_head_reads_the_embeddings_of_images(family, tmp_path: Path):
 
             drafter.passes.forward = spy
             llm.generate(family.prompt(3, picture, 5), greedy(2))
-            made.append(inputs[0])
-    one, other = made
+            made.append(inputs)
+    [one, *_], [other, *_], chunks = made
     assert one.tokens.tolist() == other.tokens.tolist() == list(range(2, 11)), "one position before each token"
     assert not torch.equal(one.embeddings, other.embeddings)
+    parts = [each.embeddings for each in chunks if each is not None]
+    assert len(parts) == 2 and torch.equal(torch.cat(parts), one.embeddings), "the second chunk begins in the image"

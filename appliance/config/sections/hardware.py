@@ -83,7 +83,7 @@ class Hardware(Section):
         False, effect=Effect("engine", outputs="rounding", graphs=True), target="engine.hardware.torch_compile"
     )
     """Compile operations of torch with torch.compile: all that torch kernels execute, or those without a Triton kernel;
-    the first start takes longer. On a CPU it needs a C++ compiler."""
+    the first start takes longer. It needs a compiler, of C++ on a CPU; images have none."""
     graphs: bool | Auto = declare("auto", effect=Effect("engine", outputs="rounding", graphs=True, memory=True))
     """Capture decode steps as CUDA graphs at start; auto does so for generating models with Triton kernels, which are
     required."""

@@ -3,12 +3,14 @@
 A compilation takes seconds, so the models are tiny and most tests compile a program of a few operations."""
 
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from engine.api.errors import ConfigError
 from engine.arguments import engine_config
 from engine.layers import torch_compile
 from engine.layers.torch_compile import Executor, ModuleCompiler, SegmentCompiler
@@ -37,7 +39,13 @@ def engine(path: Path, **more: object) -> LLM:
 def compilers(monkeypatch: pytest.MonkeyPatch) -> list[SegmentCompiler]:
     """Compilers that are made in the test."""
     made: list[SegmentCompiler] = []
-    monkeypatch.setattr(SegmentCompiler, "__post_init__", made.append, raising=False)
+    init = SegmentCompiler.__init__
+
+    def kept(self: SegmentCompiler, *arguments: object) -> None:
+        init(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(SegmentCompiler, "__init__", kept)
     return made
 
 
@@ -176,6 +184,24 @@ def test_configuration_hash_depends_on_settings_but_not_on_places(tmp_path):
     before = hashed()
     (tmp_path / "config.json").write_text("{}")
     assert hashed() != before
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    wanted = engine_config(
+        model=str(tmp_path), kv_bytes=1, max_context=8, torch_compile_folder=str(tmp_path / "file" / "programs")
+    )
+    with caplog.at_level(logging.WARNING):
+        assert torch_compile.set_up(wanted, torch.device("cpu")) is None
+    assert "each start compiles again" in caplog.text
+
+
+def test_an_installation_that_cannot_compile_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", None)
+    monkeypatch.delattr(torch._inductor, "config", raising=False)
+    config = engine_config(model=str(tmp_path), kv_bytes=1, max_context=8)
+    with pytest.raises(ConfigError, match="hardware.torch_compile: this installation of torch cannot compile"):
+        torch_compile.set_up(config, torch.device("cpu"))
 
 
 class _Cached(torch.nn.Module):

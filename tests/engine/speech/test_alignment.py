@@ -110,12 +110,13 @@ def test_alignments_are_the_same_in_chunks_beside_replies_and_with_torch(
         np.testing.assert_allclose(matrix(other.generate(each[0], aligned(50))[0]), alone[0], atol=2e-3)
 
 
-@pytest.mark.parametrize(("kv_dtype", "most"), [("int8", 0.02), ("int4", 0.3)])
-def test_keys_of_fewer_bits_give_nearly_the_same(whisper: Whisper, llm: LLM, kv_dtype: str, most: float) -> None:
+@pytest.mark.parametrize(("pages", "most"), [("int8", 0.02), ("int4", 0.2)])
+def test_keys_of_few_bits_give_nearly_the_same(whisper: Whisper, llm: LLM, pages: str, most: float) -> None:
     prompt = prompts(whisper)[1]
-    with LLM(whisper.path, **SMALL, kv_dtype=kv_dtype) as other:
+    with LLM(whisper.path, **SMALL, kv_dtype=pages) as other:
         found = matrix(other.generate(prompt, aligned(WINDOW))[0])
-    assert np.abs(found - matrix(llm.generate(prompt, aligned(WINDOW))[0])).mean() < most
+    differences = np.abs(found - matrix(llm.generate(prompt, aligned(WINDOW))[0]))
+    assert 0 < differences.mean() < most
 
 
 def test_two_ranks_share_the_alignment_heads(whisper: Whisper, llm: LLM) -> None:
