@@ -24,7 +24,8 @@ from engine.lowering.program import Attend, Program
 from engine.models.parts import Encoder
 from engine.worker.rows import PlanRows
 from engine.worker.table import RequestTable
-from kernels.cpu.pages import dequantized_pages, from_native
+from kernels.cpu.pages import from_native
+from kernels.page_codes import decode, is_coded
 
 
 class Aligner:
@@ -93,8 +94,8 @@ class Aligner:
         own = viewed[torch.from_numpy(blocks.astype(np.int64)).to(pages.device), place.layer : place.layer + 1]
         if self._native:
             own = from_native(own)
-        if own.dtype == torch.int8:
-            own = dequantized_pages(own)
+        if is_coded(own.dtype):
+            own = decode(own)
         return own[:, 0, 0].flatten(0, 1)[:source].float()
 
 
