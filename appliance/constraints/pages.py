@@ -45,6 +45,16 @@ RULES = (
         because=lambda facts: f"{facts.machine.gpus[0].name} has no fp8 (compute capability 8.9 or newer has)",
     ),
     Rule(
+        name="foreign-pages",
+        keys=("kv_cache",),
+        facts=("model.foreign",),
+        holds=lambda view: view.kv_cache not in CODED or not view.facts.model.foreign,
+        text="transformers' own code reads and writes keys and values of at least 16 bits",
+        because=lambda facts: (
+            f"{facts.model.foreign} is computed by transformers' own code, which has no codes and scales"
+        ),
+    ),
+    Rule(
         name="latent-pages",
         keys=("kv_cache",),
         facts=("model.latent", "model.draft_latent"),

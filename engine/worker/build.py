@@ -466,6 +466,11 @@ def _check_foreign(config: EngineConfig, checkpoint: Checkpoint) -> None:
             f"kernels={kernels}, tensor={tensor}, weights={weights}: {foreign.architecture} is computed by "
             "transformers' code, with torch kernels, one rank and weights as stored"
         )
+    if foreign is not None and config.quantization.kv_cache in CODED:
+        raise ConfigError(
+            f"kv_dtype={config.quantization.kv_cache}: {foreign.architecture} is computed by transformers' code, which "
+            "reads and writes keys and values of at least 16 bits"
+        )
     if foreign is not None and (config.adapters or config.adapter_loading.max_active is not None):
         raise ConfigError(f"adapters: {adapters_problem(checkpoint.model)}")
 

@@ -147,6 +147,9 @@ def test_what_is_not_supported_is_refused_before_the_start(tmp_path: Path) -> No
         read_checkpoint(tmp_path / "a", task=TaskConfig(task="embed"))
     with pytest.raises(ConfigError, match="one rank"):
         engine(tmp_path / "a", tensor=2)
+    for kv_dtype in ("int8", "int4"):
+        with pytest.raises(ConfigError, match="at least 16 bits"):
+            engine(tmp_path / "a", kv_dtype=kv_dtype)
     with pytest.raises(CheckpointError, match="needs its safetensors files"):
         assume_checkpoint(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")

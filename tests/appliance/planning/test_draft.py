@@ -237,11 +237,6 @@ def test_triton_kernels_have_draft_models(manifest: Write):
     assert planned_parts(plan.memory)[0]["draft"] > 0
 
 
-def test_deployments_refuse_a_draft_model(manifest: Write, capsys: pytest.CaptureFixture[str]):
-    assert main(["render", "compose", str(manifest(DRAFT))]) == exits.MANIFEST.number
-    assert "no volume for the folder of a draft model" in capsys.readouterr().err
-
-
 def test_the_expected_gain_counts_a_pass_for_each_draft_token(manifest: Write) -> None:
     """The draft model is the same model, so a pass takes as long as a step of one row."""
     settings = (Option("--set", "hardware.kernels", "torch"),)
