@@ -70,6 +70,8 @@ class ModelFacts:
     pages: tuple[tuple[int, int], ...] = ((8, 64),)  # distinct pairs of KV head count and head size
     adapter_groups: int = 0  # number of LoRA adapters, or of pairs of an adapter and an expert that adapters change
     latent: int = 0  # elements of the latents of multi-head latent attention; 0 without it
+    draft_pages: tuple[tuple[int, int], ...] = ()  # as `pages`, of a draft model or head
+    draft_latent: int = 0  # as `latent`, of a draft model or head
 
 
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
@@ -79,6 +81,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     own_heads = [part for part in parts if isinstance(part, Attention)]
     # Each head of latent attention has keys and values of its own.
     latent_heads = tuple(dict.fromkeys((part.heads, part.heads) for part in parts if isinstance(part, LatentAttention)))
+    draft = None if checkpoint.draft is None else checkpoint.draft.model
     held, held_on_gpu = (native_paths(model, own, executor) for executor in ("compiled", "triton"))
     is_quantized = own is not None and not own.is_plain
     return ModelFacts(
@@ -111,10 +114,20 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         acausal_alibi=any(p.alibi is not None and (p.source or not p.causal) for p in attending),
         wrong_chunks=any(not part.supported_limits for part in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
-        pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in (*page_writers(model), *parts))),
+        pages=_pages(model),
         adapter_groups=adapter_groups(model, checkpoint.adapters, checkpoint.adapter_slots),
-        latent=max((part.kv_lora_rank for part in parts if isinstance(part, LatentAttention)), default=0),
+        latent=_latent(model),
+        draft_pages=() if draft is None else _pages(draft),
+        draft_latent=0 if draft is None else _latent(draft),
     )
+
+
+def _pages(model: Model) -> tuple[tuple[int, int], ...]:
+    return tuple(dict.fromkeys(page_shape(part)[1:] for part in (*page_writers(model), *attentions(model))))
+
+
+def _latent(model: Model) -> int:
+    return max((part.kv_lora_rank for part in attentions(model) if isinstance(part, LatentAttention)), default=0)
 
 
 def _intermediate_sizes(model: Model) -> Iterator[int]:

@@ -1,6 +1,6 @@
 """Rules for the KV cache: supported types and the maximum request length."""
 
-from appliance.constraints.rule import TRITON, Rule, View
+from appliance.constraints.rule import TRITON, Facts, Rule, View
 from engine.kv.layout import CODED
 
 FP8_CAPABILITY = (8, 9)  # first NVIDIA GPUs that convert e4m3
@@ -14,7 +14,19 @@ def _has_fp8(view: View) -> bool:
 def _divides(view: View) -> bool:
     if view.kv_cache != "int4" and (view.kv_cache != "int8" or view.kernels != TRITON):
         return True
-    return all(size % 4 == 0 for _, size in view.facts.model.pages)
+    return not _odd_sizes(view.facts)
+
+
+def _odd_sizes(facts: Facts) -> tuple[int, ...]:
+    """Return the sizes of heads, also of a draft model, that are no multiple of 4."""
+    return tuple(size for _, size in (*facts.model.pages, *facts.model.draft_pages) if size % 4)
+
+
+def _several_shapes(facts: Facts) -> str:
+    model = facts.model
+    whose, pages = ("model", model.pages) if len(model.pages) > 1 else ("draft model", model.draft_pages)
+    shapes = " and ".join(f"{count} KV heads of {size}" for count, size in pages)
+    return f"pages of several shapes have no room for scales, and the {whose} has layers with {shapes}"
 
 
 RULES = (
@@ -35,8 +47,10 @@ RULES = (
     Rule(
         name="latent-pages",
         keys=("kv_cache",),
-        facts=("model.latent",),
-        holds=lambda view: view.kv_cache not in (*CODED, "fp8") or not view.facts.model.latent,
+        facts=("model.latent", "model.draft_latent"),
+        holds=lambda view: (
+            view.kv_cache not in (*CODED, "fp8") or not (view.facts.model.latent or view.facts.model.draft_latent)
+        ),
         text="latents of multi-head latent attention are stored in at least 16 bits",
         because=lambda facts: (
             "pages hold latents, of which each head makes its keys and values; no kernel reads them in 8 or 4 bits"
@@ -55,21 +69,22 @@ RULES = (
     Rule(
         name="equal-pages",
         keys=("kv_cache",),
-        facts=("model.pages",),
-        holds=lambda view: view.kv_cache not in CODED or len(view.facts.model.pages) <= 1,
-        text="a KV cache in int8 or int4 needs the same number and size of KV heads in all attention layers",
-        because=lambda facts: (
-            "pages of several shapes have no room for scales, and the model has layers with "
-            + " and ".join(f"{count} KV heads of {size}" for count, size in facts.model.pages)
+        facts=("model.pages", "model.draft_pages"),
+        holds=lambda view: (
+            view.kv_cache not in CODED or max(map(len, (view.facts.model.pages, view.facts.model.draft_pages))) <= 1
         ),
+        text="a KV cache in int8 or int4 needs the same number and size of KV heads in all attention layers",
+        because=_several_shapes,
     ),
     Rule(
         name="page-groups",
         keys=("kernels", "kv_cache"),
-        facts=("model.pages",),
+        facts=("model.pages", "model.draft_pages"),
         holds=_divides,
         text="an int4 KV cache needs heads of a multiple of 4 elements, as does int8 with Triton kernels",
-        because=lambda facts: f"the model has KV heads of {facts.model.pages[0][1]} elements",
+        because=lambda facts: (
+            f"heads must have a multiple of 4 elements, and the model or its draft model has {_odd_sizes(facts)[0]}"
+        ),
     ),
     Rule(
         name="triton-pages",

@@ -141,6 +141,7 @@ FEATURES = (
     Line("a context beyond the checkpoint's", {"max_context": PLAIN.max_context + 1}),
     Line("layers with different KV heads", model={"pages": ((2, 8), (2, 16))}),
     Line("as above, int8 pages", {"kv_cache": "int8"}, model={"pages": ((2, 8), (2, 16))}),
+    Line("transformers' own code, int8 pages", {"kv_cache": "int8"}, model={"foreign": "OtherForCausalLM"}),
     Line("int4 pages of heads of 6 elements", {"kv_cache": "int4"}, model={"pages": ((2, 6),)}),
     Line("a layer norm over all heads of a projection", model={"normed_together": True}),
     Line("ALiBi in bidirectional attention", model={"acausal_alibi": True}),

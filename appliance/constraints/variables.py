@@ -193,7 +193,7 @@ VARIABLES = (
         values=_always("float32", "bfloat16", "float16", "int8", "int4", "fp8"),
         auto=_pages,
         why=_pages_why,
-        prefers="on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside weights of 8 or 4 bits "
+        prefers="on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside weights of 4 to 8 bits "
         "that a CPU's kernels multiply by; on a GPU, and beside other activations than float32, the activations' type",
     ),
     Variable(

@@ -7,11 +7,13 @@ from appliance.config.settings import Settings
 from appliance.constraints.rule import TRITON, View, is_compiled
 from appliance.constraints.weights import INTEGERS, ON_CPU
 from appliance.planning.choice import Choice, refuse
-from engine.api.config import HeadBits
+from engine.api.config import EmbeddingBits, HeadBits, WeightBits
 from engine.formats.load_time import LOAD_FORMATS
 from engine.formats.native import Executor, GgmlBlocks
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.models.checkpoint import Checkpoint
+from engine.models.parts import Model
+from engine.models.quantized import Quantization
 from engine.models.sources import join
 
 GROUP_SIZE, HEAD, EMBEDDING = "quantization.group_size", "quantization.head", "quantization.embedding"
@@ -63,25 +65,37 @@ def _head(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]
 
 
 def _embedding(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]:
-    wanted, model = settings.manifest.quantization.embedding, checkpoint.model
+    wanted = settings.manifest.quantization.embedding
     if wanted == "auto":
         return Choice("stored", "as in the checkpoint")
     if wanted == "stored":
         return Choice(wanted)
-    path, width = join(model.root, model.embed.name), quantization_group(wanted, model)
-    because = ""
-    if model.foreign is not None or model.audio is not None:
-        because = "the layers of this model are not Slipway's own"
-    elif model.embed.is_sum:
-        because = "this model adds positions to the rows of tokens"
-    elif model.embed.row_width % width:
-        because = f"rows have {model.embed.row_width} numbers, which is not a multiple of {width}"
-    elif checkpoint.quantization is not None and is_compiled(view.kernels):
-        native = checkpoint.quantization.native((path,), "compiled")
-        because = f"the checkpoint stores the embedding in {native}" if isinstance(native, GgmlBlocks) else ""
-    if because:
-        refuse(settings, EMBEDDING, f"{wanted}: {because}; use auto", instead="auto")
+    problem = _embedding_problem(wanted, checkpoint.model, checkpoint.quantization, view)
+    draft = checkpoint.draft
+    if not problem and draft is not None and not draft.model.shares_embedding:
+        of_draft = _embedding_problem(wanted, draft.model, draft.quantization, view, stored=True)
+        problem = of_draft and f"of the draft model, {of_draft}"
+    if problem:
+        refuse(settings, EMBEDDING, f"{wanted}: {problem}; use auto", instead="auto")
     return Choice(wanted)
+
+
+def _embedding_problem(
+    wanted: EmbeddingBits, model: Model, quantization: Quantization | None, view: View, *, stored: bool = False
+) -> str:
+    """Return why the embedding cannot have this format, or "". stored: it may keep blocks of the checkpoint."""
+    path, width = join(model.root, model.embed.name), quantization_group(cast(WeightBits, wanted), model)
+    if model.foreign is not None or model.audio is not None:
+        return "the layers are not Slipway's own"
+    if model.embed.is_sum:
+        return "positions are added to the rows of tokens"
+    if quantization is not None and is_compiled(view.kernels):
+        native = quantization.native((path,), "compiled")
+        if isinstance(native, GgmlBlocks):
+            return "" if stored else f"the checkpoint stores the embedding in {native}"
+    if model.embed.row_width % width:
+        return f"rows have {model.embed.row_width} numbers, which is not a multiple of {width}"
+    return ""
 
 
 def _group(settings: Settings, checkpoint: Checkpoint, view: View, head: str) -> Choice[int | str]:

@@ -52,7 +52,7 @@ def page_sizes(kv_cache: str) -> PageSizes:
 def cpu_kv_dtype(checkpoint: str, *, quantized: bool, float16_scales: bool) -> str:
     """Return the default type of the pages beside float32 activations on a CPU: the checkpoint's own type.
 
-    checkpoint: type of its plain weights. quantized: kernels multiply by weights of 8 or 4 bits. float16_scales: the
+    checkpoint: type of its plain weights. quantized: kernels multiply by weights of 4 to 8 bits. float16_scales: the
     weights are quantized, with scales in float16. Both get pages in float16, which rounds 8 times as finely as
     bfloat16.
     """

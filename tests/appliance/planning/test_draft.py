@@ -182,9 +182,9 @@ def test_the_lock_covers_the_files_of_a_head(eagle: Path, tmp_path: Path, capsys
     assert "model.safetensors" in found.out + found.err and "changed" in found.out + found.err
 
 
-def problems(path: Path) -> dict[str, str]:
+def problems(path: Path, *options: Option) -> dict[str, str]:
     with pytest.raises(Refused) as refused:
-        validate(Given(path))
+        validate(Given(path, options))
     return {problem.key: problem.message for problem in refused.value.problems}
 
 
@@ -237,11 +237,6 @@ def test_triton_kernels_have_draft_models(manifest: Write):
     assert planned_parts(plan.memory)[0]["draft"] > 0
 
 
-def test_deployments_refuse_a_draft_model(manifest: Write, capsys: pytest.CaptureFixture[str]):
-    assert main(["render", "compose", str(manifest(DRAFT))]) == exits.MANIFEST.number
-    assert "no volume for the folder of a draft model" in capsys.readouterr().err
-
-
 def test_the_expected_gain_counts_a_pass_for_each_draft_token(manifest: Write) -> None:
     """The draft model is the same model, so a pass takes as long as a step of one row."""
     settings = (Option("--set", "hardware.kernels", "torch"),)
@@ -271,3 +266,18 @@ def test_a_draft_model_that_attends_to_more_tokens_is_refused(manifest: Write, t
     path.write_text(path.read_text().replace("source: {path: demo}", "source: {path: target}"))
     found = problems(path)
     assert list(found) == ["speculation.model"] and "attends to more tokens" in found["speculation.model"]
+
+
+def test_number_formats_that_do_not_suit_the_draft_model_are_refused(manifest: Write, tmp_path: Path) -> None:
+    """The engine loads the draft model with the formats of its target, and would end at the start."""
+    path = manifest(DRAFT.replace("model: demo", "model: narrow"))
+    config = transformers.LlamaConfig(**{**SHAPE, "vocab_size": 1257, "hidden_size": 72})  # heads of 18
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "narrow")
+    shutil.copy(tmp_path / "demo" / "tokenizer.json", tmp_path / "narrow")
+    for key, value, message in (
+        ("quantization.embedding", "int6", "of the draft model, rows have 72 numbers"),
+        ("quantization.kv_cache", "int4", "a multiple of 4 elements, and the model or its draft model has 18"),
+    ):
+        found = problems(path, Option("--set", key, value))
+        assert list(found) == [key] and message in found[key]
+    assert validate(Given(path)).engines[0].speculation.model.endswith("narrow")

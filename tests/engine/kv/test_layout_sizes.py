@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from engine.api.errors import ConfigError
-from engine.kv.layout import Group, Layout, blocks_of, layout
+from engine.kv.layout import Group, Layout, blocks_of, layout, page_sizes
 from engine.models.parts import Attention, Embedding, Head, Model, ResidualBlock
+from kernels.page_codes import head_dim, vector_bytes
 
 
 def model(windows, kv_heads=2):
@@ -48,6 +50,14 @@ def test_a_block_holds_keys_and_values_of_all_its_layers():
 def test_scales_count_for_each_key_and_each_value():
     made = layout(model([None]), block_tokens=5, element_bytes=1, scale_bytes=4)
     assert made.page_bytes == 2 * 5 * 2 * (4 + 4)
+
+
+@pytest.mark.parametrize(("kv_cache", "dtype"), [("int8", torch.int8), ("int4", torch.uint8)])
+def test_sizes_of_coded_pages_are_those_of_the_kernels(kv_cache, dtype):
+    for dim in range(4, 200, 4):
+        made = replace(one(None), head_dim=dim, **page_sizes(kv_cache))
+        assert made.vector_bytes == vector_bytes(dim, dtype)
+        assert head_dim(torch.empty(0, made.vector_bytes, dtype=dtype)) == dim
 
 
 def of_shapes(*parts):
