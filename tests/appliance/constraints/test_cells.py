@@ -252,6 +252,7 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
     "chunks in bidirectional attention": lambda folder: declared(folder, "chunk=4, causal=False"),
     "multi-head latent attention": lambda folder: save(folder, "Youtu", **LATENT),
     "latents of 520 elements": lambda folder: save(folder, "Youtu", **{**LATENT, "kv_lora_rank": 520}),
+    "transformers' own code, int8 pages": lambda folder: save(folder, "NanoChat"),
     "int4 pages of heads of 6 elements": lambda folder: save(folder, "Llama", head_dim=6),
     "heads of 12": lambda folder: save(folder, "Llama", head_dim=12),
     "heads of 264": lambda folder: save(folder, "Llama", head_dim=264),
