@@ -203,7 +203,7 @@ line of `hardware.kernels`.
 - At the start, the logits of a short prompt that is computed in chunks are compared with transformers' own. If they
   differ, or if the code does not work with a cache in pages, complete sequences are computed in each step, as for the
   next kind, and a warning has the reason. The start fails only if the code is not causal (XLNet).
-- The code of decoders with recurrent states (RWKV, Zamba, xLSTM) and of those without a cache of keys and values
+- The code of decoders with recurrent states (RWKV, Zamba) and of those without a cache of keys and values
   (GPT-1) gets the complete sequence in each step; the pages have the tokens' ids. The time of a token grows with the
   length of the sequence.
 - With a rotary scaling that depends on the length of a

@@ -171,11 +171,6 @@ def test_the_lock_names_the_files_of_adapters_and_refuses_a_changed_one(manifest
         written.unlink()
 
 
-def test_deployments_refuse_adapters(manifest: Write, capsys: pytest.CaptureFixture[str]):
-    assert main(["render", "compose", str(manifest(BOTH))]) == exits.MANIFEST.number
-    assert "no volume for the folders of adapters" in capsys.readouterr().err
-
-
 def test_diff_reports_the_new_adapters(manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     old = manifest("[{name: one, path: one}]").rename(tmp_path.parent / f"{tmp_path.name}-old.yaml")
     old.write_text(old.read_text().replace("path: demo", f"path: {manifest(BOTH).parent / 'demo'}").replace(
