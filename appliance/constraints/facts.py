@@ -65,7 +65,7 @@ class ModelFacts:
     recurrent: tuple[tuple[int, str], ...] = ()  # numbers that ranks divide in recurrent layers, with their names
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
-    acausal_alibi: bool = False  # True: bidirectional attention or cross-attention has ALiBi
+    cross_alibi: bool = False  # True: cross-attention has ALiBi
     wrong_chunks: bool = False  # True: chunks or scaled queries where no executor supports them
     pages: tuple[tuple[int, int], ...] = ((8, 64),)  # distinct pairs of KV head count and head size
     adapter_groups: int = 0  # number of LoRA adapters, or of pairs of an adapter and an expert that adapters change
@@ -111,7 +111,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         mixed_on_gpu=_mixed_on_gpu(checkpoint),
         recurrent=tuple(dict.fromkeys(unit for part in recurrents(model) for unit in recurrent_units(part))),
         by_torch=torch_parts(lower(model), ACTIVATIONS),
-        acausal_alibi=any(p.alibi is not None and (p.source or not p.causal) for p in attending),
+        cross_alibi=any(p.alibi is not None and p.source for p in attending),
         wrong_chunks=any(not part.supported_limits for part in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
         pages=_pages(model),

@@ -14,15 +14,12 @@ RULES = (
         ),
     ),
     Rule(
-        name="causal-alibi",
+        name="cross-alibi",
         keys=(),
-        facts=("model.acausal_alibi",),
-        holds=lambda view: not view.facts.model.acausal_alibi,
-        text="only causal self-attention can have ALiBi",
-        because=lambda facts: (
-            "the model has ALiBi in bidirectional attention or cross-attention, but only causal self-attention "
-            "supports it"
-        ),
+        facts=("model.cross_alibi",),
+        holds=lambda view: not view.facts.model.cross_alibi,
+        text="cross-attention cannot have ALiBi",
+        because=lambda facts: "the model has ALiBi in cross-attention, but only self-attention supports it",
     ),
     Rule(
         name="causal-chunks",

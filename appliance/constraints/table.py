@@ -144,7 +144,7 @@ FEATURES = (
     Line("transformers' own code, int8 pages", {"kv_cache": "int8"}, model={"foreign": "OtherForCausalLM"}),
     Line("int4 pages of heads of 6 elements", {"kv_cache": "int4"}, model={"pages": ((2, 6),)}),
     Line("a layer norm over all heads of a projection", model={"normed_together": True}),
-    Line("ALiBi in bidirectional attention", model={"acausal_alibi": True}),
+    Line("ALiBi in cross-attention", model={"cross_alibi": True}),
     Line("chunks in bidirectional attention", model={"wrong_chunks": True}),
 )
 SWITCHES = (

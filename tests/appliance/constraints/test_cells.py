@@ -248,7 +248,7 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
     ),
     "attention sinks": sinks,
     "ALiBi": lambda folder: save(folder, "Bloom"),
-    "ALiBi in bidirectional attention": lambda folder: declared(folder, "alibi=Alibi(), causal=False"),
+    "ALiBi in cross-attention": lambda folder: declared(folder, "alibi=Alibi(), source=True"),
     "chunks in bidirectional attention": lambda folder: declared(folder, "chunk=4, causal=False"),
     "multi-head latent attention": lambda folder: save(folder, "Youtu", **LATENT),
     "latents of 520 elements": lambda folder: save(folder, "Youtu", **{**LATENT, "kv_lora_rank": 520}),

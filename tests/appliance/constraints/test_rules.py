@@ -100,7 +100,7 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         mixed_on_gpu=True,
         quantized="4 bits",
         vocab=2,
-        acausal_alibi=True,
+        cross_alibi=True,
         wrong_chunks=True,
         recurrent=((5, "groups of a mixer's heads"),),
         stateful=3,

@@ -555,8 +555,8 @@ def test_an_old_gpu_is_served_by_torch(tmp_path: Path) -> None:
         (
             ["quantization.kv_cache=float16"],
             GPU_KERNELS,
-            "the KV cache has the type of the activations, or fp8; use auto, bfloat16 or fp8, or hardware.device: "
-            "cpu, or model.dtype: float16, or hardware.kernels: torch",
+            "the KV cache has the type of the activations, or fp8, int8 or int4; use auto, bfloat16, int8, int4 or "
+            "fp8, or hardware.device: cpu, or model.dtype: float16, or hardware.kernels: torch",
         ),
         (["hardware.batch_invariant=true"], CPU, "true: the sums of torch depend on the size of the batch; "),
         (
