@@ -138,7 +138,7 @@ def _paged(
     if pages.dtype != q.dtype or any(isinstance(one, Tensor) or one not in scales for one in others):
         raise ValueError(
             "the comparison with FlashAttention does not support sinks, spans, key_starts, slopes, chunks, biases "
-            "and our 8-bit pages"
+            "and pages of other types than q"
         )
     key_start = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     sizes = int(query_start.diff().max()), int(lengths.max()), scale, True, _behind(window), softcap or 0.0
