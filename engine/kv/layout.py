@@ -25,19 +25,19 @@ class PageSizes(TypedDict):
     """Sizes of the numbers of a KV cache, arguments of `layout`."""
 
     element_bytes: int
-    packed: int  # numbers in an element
+    numbers: int  # in an element
     scale_bytes: int  # of the scales of a group of numbers
     scale_group: int  # dims of a head in a group; 0: all of them
 
 
 _PAGE_SIZES: dict[str, PageSizes] = {
-    "float32": {"element_bytes": 4, "packed": 1, "scale_bytes": 0, "scale_group": 0},
-    "bfloat16": {"element_bytes": 2, "packed": 1, "scale_bytes": 0, "scale_group": 0},
-    "float16": {"element_bytes": 2, "packed": 1, "scale_bytes": 0, "scale_group": 0},
-    "fp8": {"element_bytes": 1, "packed": 1, "scale_bytes": 0, "scale_group": 0},
+    "float32": {"element_bytes": 4, "numbers": 1, "scale_bytes": 0, "scale_group": 0},
+    "bfloat16": {"element_bytes": 2, "numbers": 1, "scale_bytes": 0, "scale_group": 0},
+    "float16": {"element_bytes": 2, "numbers": 1, "scale_bytes": 0, "scale_group": 0},
+    "fp8": {"element_bytes": 1, "numbers": 1, "scale_bytes": 0, "scale_group": 0},
     # kernels/page_codes.py: a float32 scale of each key and value; a float16 scale and minimum of each group
-    "int8": {"element_bytes": 1, "packed": 1, "scale_bytes": 4, "scale_group": 0},
-    "int4": {"element_bytes": 1, "packed": 2, "scale_bytes": 4, "scale_group": 32},
+    "int8": {"element_bytes": 1, "numbers": 1, "scale_bytes": 4, "scale_group": 0},
+    "int4": {"element_bytes": 1, "numbers": 2, "scale_bytes": 4, "scale_group": 32},
 }
 CODED = ("int8", "int4")  # whole numbers with scales of their own
 # Maximum share of spare layers. They allow fewer groups, and each group needs separate block tables.
@@ -118,7 +118,7 @@ class Layout:
     scale_bytes: int = 0  # size of the scales that are stored with each group of dims of a key or value
     planes: int = 2  # keys and values; 1: latents
     draft_bytes: int = 0  # bytes that a draft model keeps for each block, in pages of its own
-    packed: int = 1  # numbers in an element
+    numbers: int = 1  # in an element
     scale_group: int = 0  # dims in a group; 0: all of a head
 
     def shape(self, group: Group) -> Shape:
@@ -141,7 +141,7 @@ class Layout:
 
     def _bytes_of(self, head_dim: int) -> int:
         groups = -(-head_dim // self.scale_group) if self.scale_group else 1
-        return head_dim // self.packed * self.element_bytes + groups * self.scale_bytes
+        return head_dim // self.numbers * self.element_bytes + groups * self.scale_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -221,7 +221,7 @@ def layout(
     *,
     block_tokens: int,
     element_bytes: int,
-    packed: int = 1,
+    numbers: int = 1,
     scale_bytes: int = 0,
     scale_group: int = 0,
     ranks: int = 1,
@@ -246,7 +246,7 @@ def layout(
         raise ConfigError(
             "pages of several shapes and pages of latents cannot have scales; set quantization.kv_cache to another type"
         )
-    if any(dim % (2 * packed) for _, _, dim in pages if packed > 1):
+    if any(dim % (2 * numbers) for _, _, dim in pages if numbers > 1):
         raise ConfigError("pages of 4 bits need heads of a multiple of 4 elements; set quantization.kv_cache to int8")
     planes, kv_heads, head_dim = max(pages, key=lambda page: (page[1] * page[2], page))
     unit = math.lcm(*(heads * dim for _, heads, dim in pages))  # the least elements that each shape fills exactly
@@ -272,7 +272,7 @@ def layout(
         element_bytes,
         scale_bytes,
         planes,
-        packed=packed,
+        numbers=numbers,
         scale_group=scale_group,
     )
 

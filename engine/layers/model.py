@@ -69,7 +69,7 @@ def page_dtype(layout: Layout, activations: torch.dtype) -> torch.dtype:
     """Return the type of pages of this layout on a GPU."""
     if layout.element_bytes > 1:
         return activations
-    return torch.uint8 if layout.packed > 1 else torch.int8 if layout.scale_bytes else torch.float8_e4m3fn
+    return torch.uint8 if layout.numbers > 1 else torch.int8 if layout.scale_bytes else torch.float8_e4m3fn
 
 
 class TextModel:

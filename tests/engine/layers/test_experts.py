@@ -120,7 +120,7 @@ class ExpertsLayer:
         run = object.__new__(fused_executor._Run)
         vocabulary = SimpleNamespace(world=self.world)
         run.weights = self.weights
-        run.model = SimpleNamespace(vocabulary=vocabulary, fused_reduce=None, reduced_by_norm=set())
+        run.model = SimpleNamespace(vocabulary=vocabulary, fused_reduce=None, reduced_by_norm=set(), compiler=None)
         run.adapters = NO_ADAPTERS
         run.values = {self.ops[0].x.name: x}
         return run.execute(list(zip(self.ops, last_uses(self.ops, self.combine.y), strict=True)))[self.combine.y]

@@ -18,7 +18,7 @@ def decoder(name):
 
 def pooled(name):
     kind, more = pooled_cases.CASES[name]
-    return declare(kind, getattr(transformers, kind).config_class(**{**pooled_cases.SIZES, **more}))
+    return declare(kind, pooled_cases.reference(kind).config_class(**{**pooled_cases.SIZES, **more}))
 
 
 def union(made, names):

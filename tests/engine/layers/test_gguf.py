@@ -264,9 +264,9 @@ def test_shapes_are_compared_with_the_configuration(tmp_path):
 def test_a_family_that_is_not_read_from_gguf_needs_its_own_checkpoint(tmp_path):
     folder = write(tmp_path / "m", {}, config=False)
     file = folder / "model.gguf"
-    file.write_bytes(file.read_bytes().replace(b"llama", b"mamba"))
+    file.write_bytes(file.read_bytes().replace(b"llama", b"rwkv6"))
     with pytest.raises(
-        CheckpointError, match="the architecture is 'mamba'; supported from GGUF are llama, qwen2, qwen3"
+        CheckpointError, match="the architecture is 'rwkv6'; supported from GGUF are llama, qwen2, qwen3"
     ):
         read_checkpoint(folder)
 

@@ -130,7 +130,7 @@ ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm"}
 def made(name: str) -> Any:
     kind, settings, _ = CASES[name]
     config = getattr(transformers, CONFIGURATIONS.get(kind, f"{kind}Config"))(
-        **({} if "vocab_size" in settings else SIZES), **settings
+        **{**({} if "vocab_size" in settings else SIZES), **settings}
     )
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()

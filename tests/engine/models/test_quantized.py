@@ -185,7 +185,7 @@ def read(settings):
                 {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
                 format="int-quantized",
             ),
-            Int8.of(Groups(8, None)),
+            Int8.of(Groups(8, None, inputs="dynamic")),
             "8 bits (compressed-tensors, one scale per output)",
         ),
     ],
