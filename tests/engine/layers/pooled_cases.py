@@ -89,7 +89,7 @@ def is_encoder(kind: str) -> bool:
 
 
 # Together they have every part of all cases (test_features.py).
-EACH_PART = ("jina-v2", "gte", "bert", "xlm-roberta-score", "modernbert-tokens", "gemma3", "gemma2", "qwen2")
+EACH_PART = ("jina-v2", "gte", "xlm-roberta-score", "modernbert-tokens", "gemma3", "gemma2", "qwen2")
 WHOLE = [name for name, (kind, more) in CASES.items() if is_encoder(kind) or "use_bidirectional_attention" in more]
 
 
@@ -143,11 +143,15 @@ def reference(kind: str) -> Any:
     return REFERENCES.get(kind) or getattr(transformers, kind)
 
 
+def own_settings(kind: str) -> dict[str, str]:
+    """Return settings of an architecture that its reference class does not have."""
+    return {"position_embedding_type": "alibi", "feed_forward_type": "geglu"} if kind.startswith("JinaBert") else {}
+
+
 def _rename(kind: str, path: Path) -> None:
     """Write the names of the original checkpoints of an architecture."""
     config = json.loads((path / "config.json").read_text())
-    own = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"} if kind.startswith("Jina") else {}
-    (path / "config.json").write_text(json.dumps({**config, **own, "architectures": [kind]}))
+    (path / "config.json").write_text(json.dumps({**config, **own_settings(kind), "architectures": [kind]}))
     file = path / "model.safetensors"
     tensors = {re.sub("^gte[.]", "new.", name): tensor for name, tensor in load_file(file).items()}
     save_file(tensors, file, {"format": "pt"})

@@ -25,6 +25,7 @@ from engine.layers.vocabulary import Vocabulary
 from engine.lowering.lower import lower
 from engine.lowering.program import Combine, Linear, Op, Route
 from engine.lowering.rewrites import last_uses
+from engine.lowering.segments import segments
 from engine.models.parts import (
     MLP,
     Attention,
@@ -123,7 +124,7 @@ class ExpertsLayer:
         run.model = SimpleNamespace(vocabulary=vocabulary, fused_reduce=None, reduced_by_norm=set(), compiler=None)
         run.adapters = NO_ADAPTERS
         run.values = {self.ops[0].x.name: x}
-        return run.execute(list(zip(self.ops, last_uses(self.ops, self.combine.y), strict=True)))[self.combine.y]
+        return run.execute(segments(self.ops, last_uses(self.ops, self.combine.y), "triton"))[self.combine.y]
 
 
 def expert_layers(program, weights, world=SINGLE):

@@ -18,7 +18,9 @@ def decoder(name):
 
 def pooled(name):
     kind, more = pooled_cases.CASES[name]
-    return declare(kind, pooled_cases.reference(kind).config_class(**{**pooled_cases.SIZES, **more}))
+    config = pooled_cases.reference(kind).config_class(**{**pooled_cases.SIZES, **more})
+    config.update(pooled_cases.own_settings(kind))
+    return declare(kind, config)
 
 
 def union(made, names):
