@@ -58,6 +58,7 @@ pytest: $(VENV)/.test
 EMULATED := $(addprefix tests/kernels/test_compiled,.py _attention.py _experts.py)
 
 emulated: $(VENV)/.test
+	SLIPWAY_BUILD_KERNELS=1 $(BIN)/python setup.py -q build_ext --inplace
 	$(BIN)/pytest -q --emulate $(EMULATED)
 
 kernels: $(VENV)/.test

@@ -767,6 +767,9 @@ def cpu(tmp_path, monkeypatch, text):
 
 
 def test_only_variants_that_the_cpu_supports_are_usable(tmp_path, monkeypatch):
+    for name in ("avx512", "avxvnni", "avx2", "base"):
+        (tmp_path / f"_{name}.so").touch()
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
     cpu(tmp_path, monkeypatch, "processor : 0\nflags\t\t: fpu sse2 avx2 fma f16c\n")
     assert usable() == ("avx2", "base")
     cpu(tmp_path, monkeypatch, "processor : 0\nflags\t\t: fpu sse2 avx2 fma f16c avx_vnni\n")

@@ -89,7 +89,7 @@ class Steps:
         if fused:
             self.runner = device_parts(config, checkpoint, self.model, form, table).runner(pages)
         else:
-            states = allocate_states(self.model.states, 6, 0, torch.device("cpu"))
+            states = allocate_states(self.model.states, 6, 0, torch.device("cpu"), drafts=False)
             self.runner = PooledRunner(self.model, form, pages, table, states)
         self.prompts: dict[int, Prompt] = {}
         self._free = np.random.default_rng(0).permutation(np.arange(1, 600)).tolist()
