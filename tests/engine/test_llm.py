@@ -174,7 +174,10 @@ def test_the_demo_model_adds_up_with_rounded_weights_from_a_first_and_a_second_s
             "kernels=base: supported is float32 on a CPU, not bfloat16 on cpu",
         ),
         ({"kernels": "torch", "kv_dtype": "fp8"}, "kv_dtype=fp8: torch kernels support .* float16, int8, int4$"),
-        ({"kernels": "base", "kv_dtype": "fp8"}, "kv_dtype=fp8: base kernels support .* bfloat16, float16, int8, int4$"),
+        (
+            {"kernels": "base", "kv_dtype": "fp8"},
+            "kv_dtype=fp8: base kernels support .* bfloat16, float16, int8, int4$",
+        ),
         ({"kernels": "torch", "weights": "int8"}, "supported only by compiled and triton kernels, not by torch"),
     ],
 )

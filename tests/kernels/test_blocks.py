@@ -143,7 +143,9 @@ def test_6_bits_are_the_nearest_with_a_searched_scale():
     made = to_int6(weight)
     assert made.blocks.shape == (5, row_bytes("INT6", 150)) and made.inputs == 150
     codes = made.blocks.view(5, 3, 50)
-    scales = codes[:, :, 48:].contiguous().view(torch.float16).float().abs().flatten(1).repeat_interleave(64, 1)[:, :150]
+    scales = (
+        codes[:, :, 48:].contiguous().view(torch.float16).float().abs().flatten(1).repeat_interleave(64, 1)[:, :150]
+    )
     error, inside = (made.restored() - weight).abs(), weight.abs() < scales * 31
     assert (error[inside] <= scales[inside] * 0.5001).all()
     assert (made.restored()[1, 64:128] == 0).all()
