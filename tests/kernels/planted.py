@@ -77,7 +77,7 @@ def broken(target):
 
 
 def several(target):
-    """Return a launch that spills, one that is permitted to spill, and those of `broken`: three faults in one run."""
+    """Return a launch that spills, one that may spill, and those of `broken`. A report finds three faults."""
     x = torch.empty(1 << 17, device="meta", dtype=torch.bfloat16)
     with recorded() as launches:
         launch(spilling_kernel, (1,), x, x, BLOCK=1 << 17, warps=8)

@@ -82,7 +82,7 @@ class TurnDetector:
         self.speaking, self._loud, self._quiet = False, 0, 0
 
     def restart(self, position: int) -> None:
-        """Continue at this sample. Drop the incomplete frame before it."""
+        """Drop the incomplete frame, and continue at this sample."""
         self.reset()
         self._rest.clear()
         self.position = position
