@@ -430,7 +430,7 @@ def test_test_models_have_the_features_of_their_rows(saved: Callable[[Cell], Sav
                 found = getattr(read, name)
                 same = (
                     bool(found) == bool(value)
-                    if name in ("quantized", "restored", "held_on_gpu", "by_torch")
+                    if name in ("quantized", "restored", "held_on_gpu", "by_torch", "foreign")
                     else found == value
                 )
                 if name in ("whole", "blocks"):
