@@ -69,7 +69,8 @@ def write_tokenizer(folder: Path) -> Tokenizer:
     return backend
 
 
-def write(folder: Path, *, alignment_heads: Any = None, **more: Any) -> Whisper:
+def write(folder: Path, *, alignment_heads: Any = None, sure: float = 1.0, **more: Any) -> Whisper:
+    """Save a model. `sure` multiplies its logits: from 3 on, greedy transcripts do not fall back to sampling."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(folder)
     ids = {name: tokenizer.token_to_id(name) for name in tokenizer.get_vocab()}
@@ -84,6 +85,8 @@ def write(folder: Path, *, alignment_heads: Any = None, **more: Any) -> Whisper:
             plain = parameter.ndim == 1
             scale = 0.1 if plain else 0.3 if "embed" in name else 0.5
             parameter.copy_(torch.randn_like(parameter) * scale + (plain and name.endswith("norm.weight")))
+        model.model.decoder.layer_norm.weight.mul_(sure)
+        model.model.decoder.layer_norm.bias.mul_(sure)
     generation = model.generation_config
     generation.lang_to_id = {f"<|{one}|>": ids[f"<|{one}|>"] for one in LANGUAGES}
     generation.task_to_id = {one: ids[f"<|{one}|>"] for one in ("transcribe", "translate")}
