@@ -6,8 +6,8 @@
 The model is a GGUF file whose weights are restored to float32 first; the reference multiplies these with torch. Every
 format is measured twice: against the reference ("all": rounding of weights and arithmetic together), and against torch
 in float32 on the format's own weights ("arithmetic": what the compiled kernels add). The texts (benchmarks/texts: prose
-and dialogue written for this benchmark, code from this repository) are cut into windows of 512 tokens, each scored from
-an empty context.
+and dialogue written for this benchmark, code and a manual of this repository) are cut into windows of 512 tokens, each
+scored from an empty context.
 
 With llama-cpp-python, in this interpreter or in the one of `--llama-cpp`, llama.cpp is measured too: on the given file,
 on its weights in float32, and on files that llama.cpp itself quantizes from these. Windows, positions,
