@@ -5,7 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -92,12 +93,14 @@ def build_worker(
     other ranks of a model that several processes share; they are ended if this one fails. Raises ConfigError,
     CheckpointError or OutOfMemory, or the error that ended another rank."""
     if ranks is None:
-        return _build(config, 0, lambda checkpoint, device, team: SINGLE, progress, on_memory)
+        return _Build(config, 0, progress, on_memory).worker(lambda checkpoint, device, team: SINGLE)
     try:
         progress = ranks.track_progress(progress)
         progress("reading", 0.0)
         ranks.wait_imported()
-        own = _build(config, 0, partial(_join, config, 0, ranks.rendezvous, ranks.set_abort), progress, on_memory)
+        own = _Build(config, 0, progress, on_memory).worker(
+            partial(_join, config, 0, ranks.rendezvous, ranks.set_abort)
+        )
         progress("", 1.0)
         ranks.wait_built(own.blocks)
         return RankedWorker(own, ranks)
@@ -113,7 +116,9 @@ def build_rank(
 ) -> Worker:
     """Build the worker of another rank than rank 0. Raises the errors of `build_worker`."""
     progress("reading", 0.0)
-    return _build(config, rank, partial(_join, config, rank, rendezvous, lambda abort: None), progress, on_memory)
+    return _Build(config, rank, progress, on_memory).worker(
+        partial(_join, config, rank, rendezvous, lambda abort: None)
+    )
 
 
 def _join(
@@ -179,137 +184,210 @@ def _floats(config: EngineConfig, model: Model) -> int:
 Join = Callable[[Checkpoint, torch.device, Team | None], World]
 
 
-def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_memory: OnPhaseMemory) -> Worker:
-    with ExitStack() as opened:
-        return _built(config, rank, join, progress, on_memory, opened)
+@dataclass(frozen=True)
+class _Loaded:
+    """Models of a rank, and how their keys and values are laid out."""
+
+    checkpoint: Checkpoint
+    form: Layout
+    world: World
+    model: TextModel | ForeignModel
+    adapters: AdapterStore | None
+    draft: DraftParts | None
+    draft_model: TextModel | None  # on rank 0
+    media: MediaStore | None
+
+    @property
+    def draft_bytes(self) -> int:
+        return 0 if self.draft_model is None else self.draft_model.weight_bytes
 
 
-def _built(
-    config: EngineConfig, rank: int, join: Join, progress: Progress, on_memory: OnPhaseMemory, opened: ExitStack
-) -> Worker:
-    """opened: contexts that end with the build."""
-    _check_pages(config)
-    device, team = _device(config, rank), _team(config)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    torch.set_num_threads(config.hardware.threads)
-    if config.hardware.torch_compile:
-        set_up_torch_compile(config, device)
-    torch.set_float32_matmul_precision("highest" if _is_bf16(config) else config.hardware.matmul_precision)
-    seconds: dict[str, float] = {}
-    on_memory("starting", memory_in_use(device))
-    measured = partial(_measured, device=device, seconds=seconds, on_memory=on_memory)
-    with measured("reading"):
-        progress("reading", 0.0)
-        stored = config.model.load == "checkpoint"
-        checkpoint = read_checkpoint(
-            config.model.path, config.model.trust_remote_code, weights=stored, task=config.model.task
-        )
-    _check_foreign(config, checkpoint)
-    _check_routes(config, checkpoint)
-    world = join(checkpoint, device, team)
-    form = layout(
-        checkpoint.model,
-        block_tokens=config.cache.block_tokens,
-        **page_sizes(config.quantization.kv_cache),
-        ranks=world.size,
-    )
-    checkpoint, draft = read_draft_parts(config, checkpoint, form, DTYPES[config.quantization.kv_cache])
-    if draft is not None:
-        form = with_draft(form, draft.form)
-    blocks = pool_blocks(config, form)
-    ahead = opened.enter_context(CompileAhead(config, device))
-    with measured("loading"), _memory_errors("the weights"), release_at_once():
-        progress("loading", 0.0)
-        text_model, adapters = _loaded(
-            config, checkpoint, form, world, device, team, lambda fraction: progress("loading", fraction)
-        )
-        draft_model = None
-        if draft is not None and rank == 0:
-            shared = text_model.vocabulary if isinstance(text_model, TextModel) and world.size == 1 else None
-            draft_model = _loaded_draft(config, draft, device, shared, team)
-        trim_heap()
-        text_model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots + config.speculation.rows)
-    reserve = _reserve(config, form, speech=checkpoint.model.audio is not None)
-    snapshots = num_snapshots(text_model.states, config.scheduling.slots, prefix_cache=config.cache.prefix)
+@dataclass(frozen=True)
+class _Allocated:
+    """What executes the steps of a rank, with all memory of its requests."""
+
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner
-    table = RequestTable(
-        slots=config.scheduling.slots,
-        max_context=config.model.max_context,
-        layout=form,
-        vocab=checkpoint.model.embed.vocab,
-    )
-    media = _media_store(config, text_model)
-    draft_bytes = 0 if draft_model is None else draft_model.weight_bytes
+    blocks: int  # of the pool
+    reserve: int  # blocks beyond these, for golden prompts
+    snapshots: int | None
+    table_bytes: int
+    states_bytes: int
 
-    def drafter(blocks: int) -> Drafter | None:
-        return None if draft is None or draft_model is None else draft.drafter(draft_model, table, blocks, media)
 
-    if config.hardware.kernels == "triton":
-        assert isinstance(text_model, TextModel), "checked with the kernels"
-        parts = device_parts(config, checkpoint, text_model, form, table, media)
-        if config.memory.kv_cache_measured and device.type == "cuda":
-            with measured("profiling"), _memory_errors("the largest step"):
-                progress("profiling", 0.0)
-                measured_bytes = least(world, measured_pool(config, text_model, parts, reserve, draft_bytes), device)
-                config = with_values(config, {"memory.kv_cache": measured_bytes})
-                blocks = pool_blocks(config, form)
-        with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
-            progress("allocating", 0.0)
-            pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
-            graphs = config.hardware.graph_sizes, config.hardware.mixed_graph_sizes
-            runner = parts.runner(pages, *graphs, draft=drafter(blocks + reserve))
-        table_bytes, states = parts.table_bytes, parts.states
-    else:
-        with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
-            progress("allocating", 0.0)
-            pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
+class _Build:
+    """Builds the worker of one rank, phase by phase."""
+
+    def __init__(self, config: EngineConfig, rank: int, progress: Progress, on_memory: OnPhaseMemory) -> None:
+        _check_pages(config)
+        self.config, self.rank, self.progress, self.on_memory = config, rank, progress, on_memory
+        self.device, self.team = _device(config, rank), _team(config)
+        self.seconds: dict[str, float] = {}
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        torch.set_num_threads(config.hardware.threads)
+        if config.hardware.torch_compile:
+            set_up_torch_compile(config, self.device)
+        torch.set_float32_matmul_precision("highest" if _is_bf16(config) else config.hardware.matmul_precision)
+        on_memory("starting", memory_in_use(self.device))
+
+    @contextmanager
+    def phase(self, name: str, what: str) -> Iterator[None]:
+        """Measure seconds and memory of a phase. what: for which memory may be short."""
+        start = time.perf_counter()
+        self.progress(name, 0.0)
+        with Meter(self.device) as meter, _memory_errors(what):
+            yield
+        self.seconds[name] = time.perf_counter() - start
+        self.on_memory(name, meter.taken)
+
+    def advance(self, name: str) -> Callable[[float], None]:
+        """Return a function that reports which share of a phase is done."""
+        return lambda fraction: self.progress(name, fraction)
+
+    def worker(self, join: Join) -> Worker:
+        """Read, load, allocate, warm up and capture."""
+        checkpoint = self.read()
+        world = join(checkpoint, self.device, self.team)
+        with CompileAhead(self.config, self.device) as ahead:
+            loaded = self.load(checkpoint, world)
+            allocated = self.allocate(loaded)
+            worker = self.assemble(loaded, allocated)
+            self.warm_up(worker, loaded, ahead)
+            self.capture(allocated.runner, world)
+        return worker
+
+    def read(self) -> Checkpoint:
+        model = self.config.model
+        with self.phase("reading", "the checkpoint"):
+            stored = model.load == "checkpoint"
+            checkpoint = read_checkpoint(model.path, model.trust_remote_code, weights=stored, task=model.task)
+        _check_foreign(self.config, checkpoint)
+        _check_routes(self.config, checkpoint)
+        return checkpoint
+
+    def load(self, checkpoint: Checkpoint, world: World) -> _Loaded:
+        config, kv_cache = self.config, self.config.quantization.kv_cache
+        form = layout(
+            checkpoint.model, block_tokens=config.cache.block_tokens, **page_sizes(kv_cache), ranks=world.size
+        )
+        checkpoint, draft = read_draft_parts(config, checkpoint, form, DTYPES[kv_cache])
+        if draft is not None:
+            form = with_draft(form, draft.form)
+        pool_blocks(config, form)  # a cache that is too small is refused before weights are read
+        with self.phase("loading", "the weights"), release_at_once():
+            model, adapters = _loaded(config, checkpoint, form, world, self.device, self.team, self.advance("loading"))
+            draft_model = None
+            if draft is not None and self.rank == 0:
+                shared = model.vocabulary if isinstance(model, TextModel) and world.size == 1 else None
+                draft_model = _loaded_draft(config, draft, self.device, shared, self.team)
+            trim_heap()
+            model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots + config.speculation.rows)
+        media = _media_store(config, model)
+        return _Loaded(checkpoint, form, world, model, adapters, draft, draft_model, media)
+
+    def allocate(self, loaded: _Loaded) -> _Allocated:
+        """Allocate tables, pages and states. Profiling may change the size of the cache in `self.config`."""
+        config, form = self.config, loaded.form
+        reserve = _reserve(config, form, speech=loaded.checkpoint.model.audio is not None)
+        snapshots = num_snapshots(loaded.model.states, config.scheduling.slots, prefix_cache=config.cache.prefix)
+        table = RequestTable(
+            slots=config.scheduling.slots,
+            max_context=config.model.max_context,
+            layout=form,
+            vocab=loaded.checkpoint.model.embed.vocab,
+        )
+        if config.hardware.kernels == "triton":
+            return self._allocate_on_device(loaded, table, reserve, snapshots)
+        blocks = pool_blocks(config, form)
+        with self.phase("allocating", f"a KV cache of {config.memory.kv_cache:,} bytes"):
+            pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], self.device)
             states = allocate_states(
-                text_model.states, config.scheduling.slots, snapshots or 0, device, drafts=config.speculation.enabled
+                loaded.model.states,
+                config.scheduling.slots,
+                snapshots or 0,
+                self.device,
+                drafts=config.speculation.enabled,
             )
-            if isinstance(text_model, TextModel) and text_model.pooler is not None:
-                runner = PooledRunner(text_model, form, pages, table, states, media)
+            runner: HostRunner | PooledRunner
+            if isinstance(loaded.model, TextModel) and loaded.model.pooler is not None:
+                runner = PooledRunner(loaded.model, form, pages, table, states, loaded.media)
             else:
-                runner = HostRunner(text_model, form, pages, table, states, media, drafter(blocks + reserve))
-        table_bytes = table.nbytes
-    memory_usage = {**text_model.memory_usage.parts, "kv": blocks * form.block_bytes, "tables": table_bytes}
+                drafter = _drafter(loaded, table, blocks + reserve)
+                runner = HostRunner(loaded.model, form, pages, table, states, loaded.media, drafter)
+        return _Allocated(runner, blocks, reserve, snapshots, table.nbytes, states.nbytes)
+
+    def _allocate_on_device(
+        self, loaded: _Loaded, table: RequestTable, reserve: int, snapshots: int | None
+    ) -> _Allocated:
+        config, form, model = self.config, loaded.form, loaded.model
+        assert isinstance(model, TextModel), "checked with the kernels"
+        parts = device_parts(config, loaded.checkpoint, model, form, table, loaded.media)
+        if config.memory.kv_cache_measured and self.device.type == "cuda":
+            with self.phase("profiling", "the largest step"):
+                measured = measured_pool(config, model, parts, reserve, loaded.draft_bytes)
+                own = least(loaded.world, measured, self.device)
+                config = self.config = with_values(config, {"memory.kv_cache": own})
+        blocks = pool_blocks(config, form)
+        with self.phase("allocating", f"a KV cache of {config.memory.kv_cache:,} bytes"):
+            pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], self.device)
+            graphs = config.hardware.graph_sizes, config.hardware.mixed_graph_sizes
+            runner = parts.runner(pages, *graphs, draft=_drafter(loaded, table, blocks + reserve))
+        return _Allocated(runner, blocks, reserve, snapshots, parts.table_bytes, parts.states.nbytes)
+
+    def assemble(self, loaded: _Loaded, allocated: _Allocated) -> Worker:
+        config, draft_model, blocks = self.config, loaded.draft_model, allocated.blocks
+        return Worker(
+            allocated.runner,
+            model=loaded.checkpoint.model,
+            layout=loaded.form,
+            blocks=blocks,
+            snapshots=allocated.snapshots,
+            memory_usage=_memory_usage(loaded, allocated),
+            mapped=loaded.model.memory_usage.mapped + (0 if draft_model is None else draft_model.memory_usage.mapped),
+            # Next to a team of compiled kernels, more torch threads would only take CPU time from it; torch has little
+            # work.
+            threads=1 if self.team else config.hardware.threads,
+            seconds=self.seconds,
+            arithmetic=_arithmetic(config, self.device),
+            reserved=tuple(range(blocks, blocks + allocated.reserve)),
+            cpu=config.hardware.cpus[0] if self.team and config.hardware.cpus else None,
+            gpu=self.device if self.device.type == "cuda" else None,
+            adapters=loaded.adapters,
+        )
+
+    def warm_up(self, worker: Worker, loaded: _Loaded, ahead: CompileAhead) -> None:
+        hardware = self.config.hardware
+        with self.phase("warming", "the first step"):
+            ahead.wait()
+            compiling = (hardware.kernels == "triton" and not interpreted()) or hardware.torch_compile
+            for plan in warm(loaded.checkpoint, loaded.form, self.config, compiling=compiling):
+                worker.start(plan, {}).result()
+
+    def capture(self, runner: object, world: World) -> None:
+        if isinstance(runner, DeviceRunner) and self.config.hardware.graph_sizes:
+            with self.phase("capturing", "the graphs of steps"):
+                runner.capture(self.config.memory.graphs, world, self.advance("capturing"))
+
+
+def _drafter(loaded: _Loaded, table: RequestTable, blocks: int) -> Drafter | None:
+    if loaded.draft is None or loaded.draft_model is None:
+        return None
+    return loaded.draft.drafter(loaded.draft_model, table, blocks, loaded.media)
+
+
+def _memory_usage(loaded: _Loaded, allocated: _Allocated) -> dict[str, int]:
+    """Return bytes by part. Parts that a configuration lacks are left out."""
+    model, draft_model, block_bytes = loaded.model, loaded.draft_model, loaded.form.block_bytes
+    found = {**model.memory_usage.parts, "kv": allocated.blocks * block_bytes, "tables": allocated.table_bytes}
     if draft_model is not None:
-        memory_usage["draft"] = draft_model.memory_usage.total
-    if reserve:
-        memory_usage["self_test"] = reserve * form.block_bytes
-    if snapshots is not None:
-        memory_usage["states"] = states.nbytes
-    if text_model.buffer_bytes:
-        memory_usage["buffers"] = text_model.buffer_bytes + (0 if draft_model is None else draft_model.buffer_bytes)
-    worker = Worker(
-        runner,
-        model=checkpoint.model,
-        layout=form,
-        blocks=blocks,
-        snapshots=snapshots,
-        memory_usage=memory_usage,
-        mapped=text_model.memory_usage.mapped + (0 if draft_model is None else draft_model.memory_usage.mapped),
-        # Next to a team of compiled kernels, more torch threads would only take CPU time from it; torch has little
-        # work.
-        threads=1 if team else config.hardware.threads,
-        seconds=seconds,
-        arithmetic=_arithmetic(config, device),
-        reserved=tuple(range(blocks, blocks + reserve)),
-        cpu=config.hardware.cpus[0] if team and config.hardware.cpus else None,
-        gpu=device if device.type == "cuda" else None,
-        adapters=adapters,
-    )
-    with measured("warming"), _memory_errors("the first step"):
-        progress("warming", 0.0)
-        ahead.wait()
-        compiling = (config.hardware.kernels == "triton" and not interpreted()) or config.hardware.torch_compile
-        for plan in warm(checkpoint, form, config, compiling=compiling):
-            worker.start(plan, {}).result()
-    if isinstance(runner, DeviceRunner) and config.hardware.graph_sizes:
-        with measured("capturing"), _memory_errors("the graphs of steps"):
-            progress("capturing", 0.0)
-            runner.capture(config.memory.graphs, world, lambda fraction: progress("capturing", fraction))
-    return worker
+        found["draft"] = draft_model.memory_usage.total
+    if allocated.reserve:
+        found["self_test"] = allocated.reserve * block_bytes
+    if allocated.snapshots is not None:
+        found["states"] = allocated.states_bytes
+    if model.buffer_bytes:
+        found["buffers"] = model.buffer_bytes + (0 if draft_model is None else draft_model.buffer_bytes)
+    return found
 
 
 def _loaded_draft(
@@ -571,17 +649,6 @@ def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None, worl
         team.tiling.exact,
         (world.rank, world.size),
     )
-
-
-@contextmanager
-def _measured(
-    phase: str, *, device: torch.device, seconds: dict[str, float], on_memory: Callable[[str, PhaseMemory], None]
-) -> Iterator[None]:
-    start = time.perf_counter()
-    with Meter(device) as meter:
-        yield
-    seconds[phase] = time.perf_counter() - start
-    on_memory(phase, meter.taken)
 
 
 @contextmanager
