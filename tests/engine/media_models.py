@@ -207,6 +207,21 @@ def glm(folder: Path, name: str, **text: Any) -> Family:
     return Family(saved(model, folder), folder, types="mm_token_type_ids")
 
 
+def lighton_ocr(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LightOnOcrConfig(
+        vision_config=transformers.PixtralVisionConfig(**eyes, patch_size=4, image_size=40),
+        text_config=transformers.Qwen3Config(**TEXT),
+        image_token_id=IMAGE,
+    )
+    return Family(saved(transformers.LightOnOcrForConditionalGeneration(config), folder), folder)
+
+
+def lighton_picture(seed: int) -> Picture:
+    """An odd number of rows of patches: the last one has no token. All have one size, as transformers pads others."""
+    return picture((1, 3, 20, 24), 6, seed, image_sizes=torch.tensor([(20, 24)]))
+
+
 def llama4(folder: Path) -> Family:
     text = transformers.Llama4TextConfig(
         **{key: value for key, value in TEXT.items() if key != "intermediate_size"},
@@ -261,6 +276,7 @@ FAMILIES = {
         ),
         qwen_picture,
     ),
+    "lighton-ocr": (lighton_ocr, lighton_picture),
     "llama4": (llama4, lambda seed: picture((seed, 3, 16, 16), 4 * seed, seed)),
     "glm-4.5v": (lambda folder: glm(folder, "Glm4vMoe", **EXPERTS), qwen_picture),
     "glm-ocr": (lambda folder: glm(folder, "GlmOcr", head_dim=8), qwen_picture),
