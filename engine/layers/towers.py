@@ -49,7 +49,7 @@ class Towers:
 
 
 def encode_divided(towers: Towers, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-    """Return the embeddings of each item, of which every rank computes some. Raises ValueError on every rank for tensors
+    """Return the embeddings of each item, of which every rank computes some. Raises ValueError on all ranks for tensors
     that no tower reads."""
     world, device = towers.world, towers.target.device
     owners = divided([sum(tensor.numel() for tensor in item.values()) for item in items], world.size)

@@ -54,8 +54,8 @@ class KimiVL:
         padded = ceil(height / units[0]) * units[0], ceil(width / units[1]) * units[1]
         if max(padded) // self.patch > MOST_PATCHES:
             raise MediaError(
-                f"an image of {width} x {height} pixels has more than {MOST_PATCHES} patches on an edge, because of its "
-                "aspect ratio"
+                f"an image of {width} x {height} pixels has an aspect ratio that gives over {MOST_PATCHES} patches "
+                "on an edge"
             )
         return (height, width), padded
 

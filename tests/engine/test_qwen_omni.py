@@ -196,7 +196,7 @@ def test_replies_equal_transformers(thinker: tuple[Any, Path], kernels: str) -> 
         again = llm.generate(prompts[4], greedy(5))[0]
     for parts, one in zip(each, found, strict=True):
         check(one, reply(model, *parts))
-    assert again.ids == found[4].ids and again.timing is not None and again.timing.cached_tokens > 100
+    assert again.ids == found[4].ids and again.timing is not None and again.timing.cached_tokens > 70
 
 
 def test_two_ranks_return_the_same_replies(thinker: tuple[Any, Path]) -> None:
