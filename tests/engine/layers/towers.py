@@ -337,7 +337,7 @@ def kimi_vl() -> Case:
     return Case(make, items, one_by_one, as_kimi_vl)
 
 
-def as_kimi_vl(path: Path) -> None:
+def as_kimi_vl(path: Path, token: int = 90) -> None:
     """Rename the tensors and settings of Kimi-K2.5, whose tower has those of Kimi-VL when it is saved."""
     names = {"mm_projector.proj.0": "multi_modal_projector.linear_1", "language_model.model.blocks": "model.layers"}
     names |= {
@@ -353,7 +353,7 @@ def as_kimi_vl(path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     vision = config["vision_config"]
     vision |= {f"init_{key}": vision.pop(key) for key in ("pos_emb_height", "pos_emb_width")}
-    config |= {"architectures": ["KimiVLForConditionalGeneration"], "media_placeholder_token_id": 90}
+    config |= {"architectures": ["KimiVLForConditionalGeneration"], "media_placeholder_token_id": token}
     (path / "config.json").write_text(json.dumps(config))
 
 
