@@ -34,8 +34,8 @@ class Towers:
         return encode_divided(self, items)
 
     def encode_alone(self, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Return the embeddings of each item, of which this rank computes all. Those of audio have zeros where those of
-        images have what the text model adds to its hidden states. Raises ValueError as `encode`."""
+        """Compute all items on this rank. Embeddings of audio are padded with zeros to the width of those of images,
+        whose further columns the text model adds to its hidden states. Raises ValueError as `encode`."""
         if len(self.towers) == 1:
             return self.towers[0].encode(items)
         visual, audio = self.towers
@@ -49,8 +49,8 @@ class Towers:
 
 
 def encode_divided(towers: Towers, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-    """Return the embeddings of each item, of which every rank computes some. Raises ValueError on all ranks for tensors
-    that no tower reads."""
+    """Compute a part of the items on each rank, and return the embeddings of all items. Raises ValueError on all ranks
+    for tensors that no tower reads."""
     world, device = towers.world, towers.target.device
     owners = divided([sum(tensor.numel() for tensor in item.values()) for item in items], world.size)
     mine = [number for number, owner in enumerate(owners) if owner == world.rank]

@@ -110,8 +110,8 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
 
 
 def embedding_copies(ranks: int) -> int:
-    """Return how many copies of a step's embeddings exist at once: computed ones, and kept ones. Ranks that divide the
-    items have a buffer of their own ones, and those of all ranks."""
+    """Return the number of copies of a step's embeddings: the computed and the kept ones, and with several ranks also a
+    rank's buffer and the gathered buffers of all ranks."""
     return 2 if ranks == 1 else 3 + ranks
 
 

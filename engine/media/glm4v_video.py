@@ -34,9 +34,9 @@ class Glm4vVideo(QwenVideo):
     """Video processor of GLM-4.1V and GLM-4.5V."""
 
     fps: float | None = None
-    """Frames a second. None: all frames are read."""
+    """Rate of frames; None to read all frames."""
     seconds: float = 300.0
-    """Duration beyond which the number of frames is that of this duration."""
+    """Longer videos have as many frames as one with this duration."""
 
     @property
     def modality(self) -> Modality:

@@ -44,7 +44,7 @@ class Pixtral:
     """Text after each row; "": all rows are one run of image tokens."""
     end: str
     patch: int
-    """Pixels of which the edges of the resized image are multiples."""
+    """The edges of the resized image are multiples of this number of pixels."""
     token: int
     """Pixels of the edge of one image token."""
     largest: Size

@@ -1,5 +1,5 @@
-"""Qwen3-ASR and Qwen3-Omni: the log-mel spectrogram of a clip of any length. Short clips are padded with silence, those
-of Qwen3-ASR to half a second, those of Qwen3-Omni to a frame.
+"""Qwen3-ASR and Qwen3-Omni: the log-mel spectrogram of a clip of any length. Short clips are padded with silence:
+to half a second for Qwen3-ASR, and to a frame for Qwen3-Omni.
 
 Source: transformers feature_extraction_qwen3_asr.py, processing_qwen3_asr.py, processing_qwen3_omni_moe.py.
 """

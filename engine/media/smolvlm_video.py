@@ -27,8 +27,10 @@ DEFAULTS: dict[str, Any] = {
 }
 SKIPPED = 1  # seconds at the beginning and the end of a long video
 
-_UNITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_UNITS += ("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
+_UNITS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
@@ -62,9 +64,9 @@ class SmolVLMVideo:
     resample: int
     normalisation: Normalisation
     fps: float | None
-    """Most frames a second. None: all frames are read."""
+    """Maximum rate of frames; None to read all frames."""
     most: int
-    """Most frames."""
+    """Maximum number of frames."""
 
     @property
     def modality(self) -> Modality:

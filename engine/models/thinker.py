@@ -11,7 +11,7 @@ THINKERS = {
     **dict.fromkeys(("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel", QWEN2_5_OMNI), QWEN2_5_OMNI),
     **dict.fromkeys(("Qwen3OmniMoeForConditionalGeneration", QWEN3_OMNI), QWEN3_OMNI),
 }
-"""Architecture of the thinker, by that of a complete checkpoint or of a thinker alone."""
+"""Architecture of the thinker, by the architecture in config.json."""
 
 
 def thinker_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def _reference(case: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         "smolvlm": SmolVLMProcessor,
     }
     kind, settings = case["type"], dict(case["settings"])
-    if "video_sampling" in settings:  # without it, the size replaces that of video_sampling
+    if "video_sampling" in settings:  # as Slipway does for such settings
         settings["do_sample_frames"] = True
     processor = classes.get(kind, Qwen2VLVideoProcessor)(**settings)
     frames, fps = case["frames"], case["fps"]
