@@ -7,9 +7,7 @@ import base64
 import json
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -22,9 +20,9 @@ from engine.media.families import read_processors
 from engine.media.processor import process_video
 from engine.media.video import open_video
 from engine.worker.grid_positions import as_array
-from tests.appliance.media.hostile import Hostile, hostile
 from tests.appliance.server.http.image_models import data_url, picture, png, video, write
 from tests.e2e.conftest import Appliance
+from tests.e2e.hostile_media import check_hostile_files
 from tests.tiers import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,38 +169,10 @@ def stream(service: Appliance, body: dict) -> list[str]:
 
 
 @pytest.mark.parametrize("count", thinned((48, 1000), (48,)))
-def test_hostile_files_get_an_error_or_a_reply_and_bounded_memory(service: Appliance, count: int) -> None:
-    """No status of 500 or more, and no process ends but those that decode files. `make test-all` sends 1,000 files;
-    FUZZ_SEED selects others."""
-
-    def status(file: Hostile) -> tuple[str, int]:
-        url = "data:application/octet-stream;base64," + base64.b64encode(file.data).decode()
-        url = url.replace("application", file.field.partition("_")[0])
-        parts = [{"type": file.field, file.field: {"url": url}}, {"type": "text", "text": "What is this?"}]
-        body = {"model": "eyes", "messages": [{"role": "user", "content": parts}], "max_tokens": 1}
-        reply = service.client.post("/v1/chat/completions", json=body)
-        if reply.status_code != 200:
-            assert reply.json()["error"]["param"].startswith("messages"), reply.text
-        return file.kind, reply.status_code
-
-    before, memory = service.pids(), peak_memory(service)
-    with ThreadPoolExecutor(4) as threads:
-        found = Counter(threads.map(status, hostile(count, int(os.environ.get("FUZZ_SEED", "20260")))))
-    print({f"{kind}: {code}": number for (kind, code), number in sorted(found.items())})
-    assert {code for _, code in found} == {200, 400} and sum(found.values()) == count
-    assert all(found[kind, 400] for kind in ("cut", "noise", "of another kind"))
-    assert service.pids() == before
-    assert peak_memory(service) < memory + (300 << 20)
+def test_hostile_images_and_videos_get_an_error_or_a_reply(service: Appliance, count: int) -> None:
+    """`make test-all` sends 1,000 files; FUZZ_SEED selects others."""
+    check_hostile_files(service, "eyes", count, ("image_url", "video_url"))
     assert ask(service, picture())["choices"]
-
-
-def peak_memory(service: Appliance) -> int:
-    """Return the sum of the largest memory that the service's processes had, without those that decode files."""
-    found = 0
-    for pid in service.pids().values():
-        (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
-        found += int(line.split()[1]) * 1024
-    return found
 
 
 @pytest.mark.nightly("tests/engine/test_image_embeddings.py::test_without_images_the_image_encoder_is_not_loaded")

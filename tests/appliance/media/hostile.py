@@ -2,7 +2,7 @@
 and small files that expand to large ones."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,20 +15,20 @@ KINDS = ("cut", "changed", "polyglot", "of another kind", "noise", "bomb")
 class Hostile:
     """A file in a field of a content part."""
 
-    field: str  # image_url | video_url
+    field: str  # image_url | video_url | audio_url
     kind: str
     data: bytes
 
 
-def hostile(count: int, seed: int) -> Iterator[Hostile]:
-    """Yield files of all kinds, in turn, each for an image or a video."""
+def hostile(count: int, seed: int, fields: Sequence[str]) -> Iterator[Hostile]:
+    """Yield files of all kinds, in turn, each for one of these fields."""
     source = random.Random(seed)
-    images, videos = {form: file_of(form) for form in FORMATS}, dict(MOVING)
+    images = {form: file_of(form) for form in FORMATS}
+    own = {"image_url": list(images.values()), "video_url": list(MOVING.values()), "audio_url": list(HEARD.values())}
     for number in range(count):
-        kind = KINDS[number % len(KINDS)]
-        field, own, others = ("image_url", images, videos) if source.random() < 0.6 else ("video_url", videos, images)
-        data = source.choice(list(own.values()))
-        yield Hostile(field, kind, _file(kind, data, list({**others, **HEARD}.values()), source))
+        kind, field = KINDS[number % len(KINDS)], source.choice(fields)
+        others = [data for name, files in own.items() for data in files if name != field]
+        yield Hostile(field, kind, _file(kind, source.choice(own[field]), others, source))
 
 
 def _file(kind: str, data: bytes, others: list[bytes], source: random.Random) -> bytes:
