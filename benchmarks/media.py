@@ -32,7 +32,7 @@ from benchmarks.backends.llama_cpp_media import HEAD, PATCH
 from engine.api.media import MediaItem
 from engine.distributed.world import SINGLE
 from engine.layers.linear import Target
-from engine.layers.tower import Towers
+from engine.layers.towers import Towers
 from engine.llm import LLM, AudioPrompt, MediaPrompt, Params
 from engine.media.families import read_processors
 from engine.media.processor import process

@@ -102,6 +102,7 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 | `Idefics3ForConditionalGeneration` | SigLIP for tiles; patches are joined | Idefics3 |
 | `InternVLForConditionalGeneration` | InternViT for tiles; patches are joined | InternVL 2.5 and 3 (-hf) |
 | `KimiVLForConditionalGeneration` | MoonViT, images of any size | Kimi-VL |
+| `LightOnOcrForConditionalGeneration` | Pixtral; squares of patches are joined | LightOnOCR |
 | `Llama4ForConditionalGeneration` | tower with rotary positions for tiles | Llama 4 Scout and Maverick |
 | `LlavaForConditionalGeneration` | CLIP, SigLIP or Pixtral; two layers | LLaVA 1.5, Pixtral 12B |
 | `LlavaNextForConditionalGeneration` | CLIP or SigLIP for tiles; two layers | LLaVA-NeXT, Granite Vision |
@@ -112,6 +113,7 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 | `Qwen2_5OmniForConditionalGeneration` | also audio: Qwen2.5-VL's tower, and an encoder of chunks | Qwen2.5-Omni |
 | `Qwen2VLForConditionalGeneration` | images and videos of any size; squares are joined | Qwen2-VL |
 | `Qwen2_5_VLForConditionalGeneration` | the same, with windows of attention | Qwen2.5-VL |
+| `Qwen3OmniMoeForConditionalGeneration` | also audio: Qwen3-VL's tower, and Qwen3-ASR's encoder | Qwen3-Omni |
 | `Qwen3VLForConditionalGeneration` | with learned positions; features of several blocks | Qwen3-VL |
 | `Qwen3VLMoeForConditionalGeneration` | the same | Qwen3-VL with experts |
 | `Qwen3_5ForConditionalGeneration` | the same, with features of the last block | Qwen3.5 |
@@ -124,6 +126,8 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
   `model.vision_tower.`. Blocks after the feature layer (`vision_feature_layer`) are not loaded.
 - A tower runs with the compiled kernels of a CPU, or with torch. Its matrices are kept in their stored type, and are
   not quantized at load.
+- With `parallelism.tensor`, each rank has the complete tower, and ranks divide the items of a step: two images of one
+  prompt are computed at the same time.
 - With `model.text_only: true`, the tower is not loaded.
 
 ## Text decoders of multimodal models
@@ -149,7 +153,7 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
 | `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text`, `qwen2_5_omni_text` | `Qwen2ForCausalLM` | Qwen2-VL and others |
 | `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |
-| `qwen3_moe`, `qwen3_vl_moe_text` | `Qwen3MoeForCausalLM` | Qwen3-VL with experts |
+| `qwen3_moe`, `qwen3_vl_moe_text`, `qwen3_omni_moe_text` | `Qwen3MoeForCausalLM` | Qwen3-VL with experts and others |
 | `qwen3_5_text` | `Qwen3_5ForCausalLM` | Qwen3.5 |
 | `qwen3_5_moe_text` | `Qwen3_5MoeForCausalLM` | Qwen3.5 with experts |
 

@@ -13,7 +13,7 @@ from engine.api.config import MEDIA_CACHE, MEDIA_TOKENS, num_slots
 from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower, state_projection
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
-from engine.lowering.media_memory import tower_sizes
+from engine.lowering.media_memory import embedding_copies, tower_sizes
 from engine.lowering.program import Attend, AttendLatent, Route, SelectKeys
 from engine.lowering.rewrites import compiled_encoder, compiled_ops, keep_routes
 from engine.models.parts import (
@@ -104,7 +104,7 @@ def workspace(
         *_threads(model, device, kernels, threads, ranks),
         *_exchange(model, device, kernels, size, ranks),
     ]
-    found += media_memory(model, size, element_bytes)
+    found += media_memory(model, size, element_bytes, ranks)
     if model.kept_layers:
         # Inputs of layers and the copy that a head projects. Compiled kernels have a buffer for the inputs.
         copies = 2 if kernels in COPIES else 1
@@ -161,7 +161,7 @@ def _draft_name(name: str) -> str:
     return f"{name}, draft model"
 
 
-def media_memory(model: Model, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
+def media_memory(model: Model, size: StepSize, element_bytes: int, ranks: int = 1) -> tuple[Step, ...]:
     """Return the memory of media, without the weights of the tower."""
     if model.media is None:
         return ()
@@ -169,7 +169,7 @@ def media_memory(model: Model, size: StepSize, element_bytes: int) -> tuple[Step
     tokens = model.media.step_embeddings(size.media_tokens)
     return (
         Step("embeddings of media for further requests", number(size.media_cache), size.media_cache),
-        product("embeddings of media (tokens × copies × width)", tokens, 2, width, element_bytes),
+        product("embeddings of media (tokens × copies × width)", tokens, embedding_copies(ranks), width, element_bytes),
         product("tower (tokens × values of their patches)", tokens, tower.elements, element_bytes),
     )
 

@@ -89,8 +89,9 @@ class ChunkedAudioLayer:
                 f"an item of media has {', '.join(item)}; the tower reads input_features of {part.mels} bands"
             )
         frames = features.shape[-1]
-        x = torch.nn.functional.pad(features.reshape(part.mels, frames).to(dtype), (0, -frames % part.chunk))
-        x = x.view(part.mels, -1, part.chunk).transpose(0, 1).unsqueeze(1)
+        chunk = part.chunk if part.fills else min(part.chunk, frames)
+        x = torch.nn.functional.pad(features.reshape(part.mels, frames).to(dtype), (0, -frames % chunk))
+        x = x.view(part.mels, -1, chunk).transpose(0, 1).unsqueeze(1)
         for weight, bias in zip(self.weights, self.biases, strict=True):
             x = torch.nn.functional.gelu(torch.nn.functional.conv2d(x, weight, bias, stride=2, padding=1))
         x = x.permute(0, 3, 1, 2).flatten(2) @ self.out.T

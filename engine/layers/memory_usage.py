@@ -32,7 +32,7 @@ from engine.layers.loaded import (
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
-from engine.layers.tower import Towers
+from engine.layers.towers import Towers
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import Matrix, Program
 from kernels.cpu.packing import Packed, Segments

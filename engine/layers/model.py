@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.api.config import EmbeddingBits, HeadBits, WeightBits
 from engine.api.errors import ConfigError
 from engine.distributed.shared import Shared
-from engine.distributed.world import SINGLE, World
+from engine.distributed.world import World
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import Layout
 from engine.kv.states import state_layout
@@ -24,7 +24,7 @@ from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.pooler import PoolerLayer
 from engine.layers.reference import ReferenceExecutor
 from engine.layers.states import LayerStates
-from engine.layers.tower import Towers
+from engine.layers.towers import Towers
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import (
     adapter_stacks,
@@ -134,9 +134,9 @@ class TextModel:
         self.vocabulary = Vocabulary(model, world, shared)
         self.weights = unloaded(self.program, self.vocabulary, world)
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
-        # Every rank computes the whole tower, with weights as stored.
-        alone = replace(self.target, bits="stored", fp8=None)
-        self.towers = None if model.media is None else Towers(model.media, SINGLE, alone)
+        # Every rank has the whole tower, with weights as stored.
+        whole = replace(self.target, bits="stored", fp8=None)
+        self.towers = None if model.media is None else Towers(model.media, world, whole)
         projection = state_projection(model)
         self.draft_head = (
             None if projection is None or model.head is None else DraftHead(projection, model.head.ids, self.target)

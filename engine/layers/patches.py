@@ -21,7 +21,8 @@ INTERPOLATION: dict[str, dict[str, Any]] = {
     "bilinear": {"mode": "bilinear", "antialias": True},
     "corners": {"mode": "bilinear", "align_corners": True},
 }
-PIXELS = ("pixel_values", "pixel_values_videos")
+VIDEO = "pixel_values_videos"
+PIXELS = ("pixel_values", VIDEO)
 
 
 def pixel_rows(tower: Tower, item: Mapping[str, Tensor], *, cropped: bool) -> tuple[Tensor, tuple[Grid, ...]]:

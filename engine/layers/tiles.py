@@ -1,8 +1,9 @@
 """Embeddings of an image that was cut into tiles (LLaVA-NeXT, OneVision).
 
 The image was padded to one of several sizes and cut; the whole image, scaled down, is the first tile. The embeddings of
-the other tiles are put in their places, the padding is cut off, and a vector is added to the end of each row. Source:
-transformers modeling_llava_next.py, modeling_llava_onevision.py.
+the other tiles are put in their places, the padding is cut off, and a vector is added to the end of each row. Frames of
+a video (OneVision) are tiles whose embeddings are scaled down. Source: transformers modeling_llava_next.py,
+modeling_llava_onevision.py.
 """
 
 import math
@@ -35,6 +36,15 @@ def arranged(tiles: Tiles, x: Tensor, grids: Sequence[Grid], sizes: Tensor, newl
             square = interpolate(square.unsqueeze(0), [int(rows // ratio), int(columns // ratio)], mode="bilinear")[0]
     ends = newline[:, None, None].expand(-1, square.shape[1], 1)
     return torch.cat((base, torch.cat((square, ends), 2).flatten(1).T))
+
+
+def pooled_frames(x: Tensor, grids: Sequence[Grid], newline: Tensor) -> Tensor:
+    """Return the embeddings of a video: of each frame half the rows and columns, rounded up, and `newline` at the end.
+    x: embeddings of all frames, [frames · rows · columns, hidden]."""
+    _, high, wide = grids[0]
+    frames = x.view(len(grids), high, wide, -1).permute(0, 3, 1, 2)
+    small = interpolate(frames, [-(-high // 2), -(-wide // 2)], mode="bilinear")
+    return torch.cat((small.permute(0, 2, 3, 1).flatten(0, 2), newline.unsqueeze(0)))
 
 
 def best_size(tiles: Tiles, height: int, width: int) -> tuple[int, int]:

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.attention_pool import AttentionPoolLayer
-from engine.layers.audio import SPECTROGRAM, AudioLayer, ChunkedAudioLayer, audio_layer
+from engine.layers.audio import AudioLayer, ChunkedAudioLayer, audio_layer
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import Loadable
 from engine.layers.patches import (
+    VIDEO,
     Grid,
     averaged,
     grid_angles,
@@ -21,7 +22,7 @@ from engine.layers.patches import (
     position_rows,
     windows,
 )
-from engine.layers.tiles import arranged
+from engine.layers.tiles import arranged, pooled_frames
 from engine.layers.tower_executors import Rows, executor
 from engine.lowering.program import Program
 from engine.lowering.tower import ProjectorProgram, lower_tower
@@ -34,34 +35,12 @@ from engine.models.media import (
     Media,
     Merge,
     Patches,
+    Tiles,
     media_tensors,
     pooling_heads,
 )
 from engine.models.parts import Rope
 from engine.models.sources import join
-
-
-class Towers:
-    """The towers of a model on one rank."""
-
-    def __init__(self, media: Media, world: World, target: Target) -> None:
-        self.towers = tuple(TowerModel(one, world, target) for one in media.towers)
-
-    def load(self, read: Read) -> None:
-        for tower in self.towers:
-            tower.load(read)
-
-    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Return the embeddings of each item. Raises ValueError for tensors that no tower reads."""
-        if len(self.towers) == 1:
-            return self.towers[0].encode(items)
-        visual, audio = self.towers
-        chosen = [audio if SPECTROGRAM in item else visual for item in items]
-        found = {
-            tower: iter(tower.encode([item for item, own in zip(items, chosen, strict=True) if own is tower]))
-            for tower in self.towers
-        }
-        return [next(found[tower]) for tower in chosen]
 
 
 class TowerModel:
@@ -139,12 +118,18 @@ class TowerModel:
         whole = torch.split(embeddings, [sum(next(counts) for _ in of) for of in grids])
         if self.media.tiles is None:
             return list(whole)
-        assert self.newline is not None, "tiles have a vector at the end of a row"
         sides = iter(sizes)
         return [
-            arranged(self.media.tiles, one, [next(sides) for _ in of], item["image_sizes"], self.newline)
+            self._arranged(self.media.tiles, one, [next(sides) for _ in of], item)
             for one, of, item in zip(whole, grids, items, strict=True)
         ]
+
+    def _arranged(self, tiles: Tiles, x: Tensor, grids: Sequence[Grid], item: Mapping[str, Tensor]) -> Tensor:
+        """Return the embeddings of an image of tiles, or of the frames of a video."""
+        assert self.newline is not None, "tiles have a vector at the end of a row"
+        if VIDEO in item:
+            return pooled_frames(x, grids, self.newline)
+        return arranged(tiles, x, grids, item["image_sizes"], self.newline)
 
     def _rows(self, item: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Grid, ...]]:
         """Return the pixels of an item's patches, or the embeddings of its spectrogram, and its grids."""

@@ -39,8 +39,8 @@ def tower_sizes(media: Media) -> TowerSizes:
 
 def _sizes(media: Media) -> TowerSizes:
     tower = lower_tower(media)
-    joined = [math.prod(map(_rows, projector.stages)) for projector in tower.projectors]
-    patches = max(joined, default=1)
+    # Embeddings of frames are scaled down to a quarter (LLaVA-OneVision).
+    patches = _patches(tower) * (4 if media.tiles is not None and media.video_token is not None else 1)
     elements = patches * (_inputs(media, tower) + _elements(tower.tower))
     for projector in tower.projectors:
         rows = patches
@@ -63,7 +63,7 @@ def tower_operations(media: Media, length: int) -> int:
 
 def _operations(media: Media, length: int) -> int:
     tower = lower_tower(media)
-    patches = max((math.prod(map(_rows, projector.stages)) for projector in tower.projectors), default=1)
+    patches = _patches(tower)
     total = patches * (2 * multiplied(tower.tower.ops) + attention_operations(tower.tower.ops, patches * length))
     if tower.patches is not None:
         total += patches * 2 * multiplied(tower.patches.ops)
@@ -75,6 +75,11 @@ def _operations(media: Media, length: int) -> int:
             else:
                 rows //= _rows(stage)
     return total
+
+
+def _patches(tower: TowerProgram) -> int:
+    """Return the patches that projectors join to an embedding."""
+    return max((math.prod(map(_rows, projector.stages)) for projector in tower.projectors), default=1)
 
 
 def _rows(stage: Stage) -> int:
@@ -104,10 +109,17 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
     return patches.pixels + _elements(tower.patches)
 
 
-def media_bytes(media: Media, step_tokens: int, cache_bytes: int, element_bytes: int) -> int:
-    """Return the bytes of kept embeddings and of the largest step, whose embeddings are computed and then copied."""
-    step = media.step_embeddings(step_tokens) * (2 * media.width + tower_sizes(media).elements) * element_bytes
-    return cache_bytes + step
+def embedding_copies(ranks: int) -> int:
+    """Return the number of copies of a step's embeddings: the computed and the kept ones, and with several ranks also a
+    rank's buffer and the gathered buffers of all ranks."""
+    return 2 if ranks == 1 else 3 + ranks
+
+
+def media_bytes(media: Media, step_tokens: int, cache_bytes: int, element_bytes: int, ranks: int = 1) -> int:
+    """Return the bytes of kept embeddings and of the largest step on a rank, whose embeddings are computed and then
+    copied."""
+    each = embedding_copies(ranks) * media.width + tower_sizes(media).elements
+    return cache_bytes + media.step_embeddings(step_tokens) * each * element_bytes
 
 
 def _elements(program: Program) -> int:

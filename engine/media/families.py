@@ -24,6 +24,8 @@ FAMILIES = {
     "glm_ocr": "glm4v",
     "idefics3": "idefics3",
     "internvl": "internvl",
+    "kimi_vl": "kimi_vl",
+    "lighton_ocr": "pixtral",
     "llama4": "llama4",
     "llava": "llava",
     "llava_next": "anyres",
@@ -36,6 +38,8 @@ FAMILIES = {
     "qwen2_vl": "qwen_vl",
     "qwen3_5": "qwen_vl",
     "qwen3_5_moe": "qwen_vl",
+    "qwen3_omni_moe": "qwen_vl",
+    "qwen3_omni_moe_thinker": "qwen_vl",
     "qwen3_vl": "qwen_vl",
     "qwen3_vl_moe": "qwen_vl",
     "siglip": "dual",
@@ -46,25 +50,34 @@ FAMILIES = {
 
 
 VIDEO_FAMILIES = {
+    "glm46v": "glm4v_video",
+    "glm4v": "glm4v_video",
+    "glm4v_moe": "glm4v_video",
     "internvl": "internvl_video",
+    "llava_onevision": "onevision_video",
     "qwen2_5_omni": "qwen_video",
     "qwen2_5_omni_thinker": "qwen_video",
     "qwen2_5_vl": "qwen_video",
     "qwen2_vl": "qwen_video",
     "qwen3_5": "qwen_video",
     "qwen3_5_moe": "qwen_video",
+    "qwen3_omni_moe": "qwen_video",
+    "qwen3_omni_moe_thinker": "qwen_video",
     "qwen3_vl": "qwen_video",
     "qwen3_vl_moe": "qwen_video",
+    "smolvlm": "smolvlm_video",
 }
 AUDIO_FAMILIES = {
     "qwen2_5_omni": "qwen_audio",
     "qwen2_5_omni_thinker": "qwen_audio",
     "qwen2_audio": "qwen_audio",
     "qwen3_asr": "qwen3_asr",
+    "qwen3_omni_moe": "qwen3_asr",
+    "qwen3_omni_moe_thinker": "qwen3_asr",
     "voxtral": "voxtral",
 }
 """Modules of processors of videos and audio."""
-ANY_SIZE = frozenset(("glm4v", "idefics3", "pixtral", "qwen_video", "qwen_vl", "siglip2"))
+ANY_SIZE = frozenset(("glm4v", "glm4v_video", "idefics3", "pixtral", "qwen_video", "qwen_vl", "siglip2"))
 """Modules of models that read images of any size, so that a request may replace `size`. The towers of others read only
 the size of the checkpoint's settings."""
 

@@ -16,8 +16,8 @@ from engine.media.pixels import BICUBIC, BILINEAR, LANCZOS, Size
 _SUPPORT = {
     int(BILINEAR): 1.0,
     int(BICUBIC): 2.0,
-    int(LANCZOS): 2.0,
-}  # torchvision has no Lanczos filter and uses the bicubic one
+    int(LANCZOS): 3.0,
+}
 _BLOCK = 1 << 16  # outputs that are computed together, so that their sums fit into the cache
 
 
@@ -25,6 +25,8 @@ def _filter(resample: int, x: Array) -> Array:
     x = np.abs(x)
     if resample == BILINEAR:
         return np.maximum(0.0, 1.0 - x)
+    if resample == LANCZOS:
+        return np.where(x < 3.0, np.sinc(x) * np.sinc(x / 3.0), 0.0)
     a = -0.5
     near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
     far = (((x - 5.0) * x + 8.0) * x - 4.0) * a

@@ -1,9 +1,11 @@
-"""Pixtral and Mistral 3: patches of an image of any aspect ratio, with a token at the end of each row.
+"""Pixtral, Mistral 3 and LightOnOCR: patches of an image of any aspect ratio. The first two have a token at the end of
+each row.
 
-Source: transformers processing_pixtral.py, image_processing_pil_pixtral.py.
+Source: transformers processing_pixtral.py, image_processing_pil_pixtral.py, processing_lighton_ocr.py.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -17,6 +19,7 @@ from engine.media.pixels import (
     channels,
     read_normalisation,
     read_size,
+    read_square,
     resized,
 )
 from engine.media.processed import MediaError, Tokens
@@ -34,12 +37,15 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Pixtral:
-    """Processor of Pixtral and Mistral 3."""
+    """Processor of Pixtral, Mistral 3 and LightOnOCR."""
 
     tokens: Tokens
     row_end: str
+    """Text after each row; "": all rows are one run of image tokens."""
     end: str
     patch: int
+    """The edges of the resized image are multiples of this number of pixels."""
+    token: int
     """Pixels of the edge of one image token."""
     largest: Size
     resample: int
@@ -55,7 +61,11 @@ class Pixtral:
         return ((height - 1) // self.patch + 1) * self.patch, ((width - 1) // self.patch + 1) * self.patch
 
     def layout(self, width: int, height: int) -> Layout:
-        rows, columns = (edge // self.patch for edge in self._size(width, height))
+        rows, columns = (edge // self.token for edge in self._size(width, height))
+        if not self.row_end:
+            if not rows * columns:
+                raise MediaError(f"an image of {width} x {height} pixels is smaller than a token of the model")
+            return Layout(self.tokens.image, (rows * columns,))
         row = self.tokens.image + self.row_end
         return Layout(row * (rows - 1) + self.tokens.image + self.end, (columns,) * rows)
 
@@ -66,19 +76,29 @@ class Pixtral:
 
 
 def declare(files: Files) -> Processor:
-    settings, image = files.settings(DEFAULTS), files.token("image_token", "[IMG]")
-    patch = files.processor.get("patch_size") or files.vision.get("patch_size") or 16
-    merge = files.processor.get("spatial_merge_size") or files.config.get("spatial_merge_size") or 1
-    size = read_size(settings["size"])
+    settings = files.settings(DEFAULTS)
+    patch = int(files.processor.get("patch_size") or files.vision.get("patch_size") or 16)
+    merge = int(files.processor.get("spatial_merge_size") or files.config.get("spatial_merge_size") or 1)
+    size, is_plain = read_size(settings["size"]), files.config.get("model_type") == "lighton_ocr"
     edge = size.get("longest_edge", 0)
     if not settings["do_resize"]:
         raise ValueError("do_resize must be true")
+    image = files.token("image_token", "<|image_pad|>" if is_plain else "[IMG]")
     return Pixtral(
         Tokens(image, image),
-        files.token("image_break_token", "[IMG_BREAK]"),
-        files.token("image_end_token", "[IMG_END]"),
-        int(patch) * int(merge),
+        "" if is_plain else files.token("image_break_token", "[IMG_BREAK]"),
+        "" if is_plain else files.token("image_end_token", "[IMG_END]"),
+        _side(settings.get("patch_size") or 16) if is_plain else patch * merge,
+        patch * merge,
         (edge, edge) if edge else (size["height"], size["width"]),
         int(settings["resample"]),
         read_normalisation(settings),
     )
+
+
+def _side(value: Any) -> int:
+    """Return the edge of a square, which is written as a number or as height and width."""
+    high, wide = read_square(value)
+    if high != wide:
+        raise ValueError(f"patch_size must be a square, got {high} x {wide}")
+    return high

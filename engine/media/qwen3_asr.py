@@ -1,6 +1,7 @@
-"""Qwen3-ASR: the log-mel spectrogram of a clip of any length; clips shorter than half a second are padded with silence.
+"""Qwen3-ASR and Qwen3-Omni: the log-mel spectrogram of a clip of any length. Short clips are padded with silence:
+to half a second for Qwen3-ASR, and to a frame for Qwen3-Omni.
 
-Source: transformers feature_extraction_qwen3_asr.py, processing_qwen3_asr.py.
+Source: transformers feature_extraction_qwen3_asr.py, processing_qwen3_asr.py, processing_qwen3_omni_moe.py.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ MAX_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Qwen3Audio:
-    """Processor of Qwen3-ASR."""
+    """Processor of Qwen3-ASR and Qwen3-Omni."""
 
     tokens: Tokens
     mels: int
@@ -50,7 +51,6 @@ def declare(files: Files) -> AudioProcessor:
     for name, wanted in (("sampling_rate", SAMPLE_RATE), ("hop_length", HOP), ("n_fft", FFT)):
         if settings.get(name, wanted) != wanted:
             raise ValueError(f"{name} is {settings[name]}; supported is {wanted}")
-    token, audio = files.token("audio_token", "<|audio_pad|>"), files.config.get("audio_config")
-    window = int((audio if isinstance(audio, dict) else {}).get("n_window") or 50)
-    shortest = int(settings.get("min_length", 8_000))
+    token, window = files.token("audio_token", "<|audio_pad|>"), int(files.hearing.get("n_window") or 50)
+    shortest = 0 if files.is_qwen3_omni else int(settings.get("min_length", 8_000))
     return Qwen3Audio(Tokens(token, token), int(settings.get("feature_size") or 128), 2 * window, max(FFT, shortest))

@@ -1,4 +1,4 @@
-"""Videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
+"""Videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and Qwen-Omni.
 
 A patch has several consecutive frames. Qwen2.5-VL positions tokens by the time of their frames; in prompts of Qwen3-VL,
 a text with the time precedes the tokens of a pair of frames. Source: transformers video_processing_qwen2_vl.py,
@@ -34,13 +34,15 @@ DEFAULTS_3: dict[str, Any] = {
     **{"size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}, "do_sample_frames": True},
 }
 BUDGET = 0.9  # share of the context that a video may fill, with cap_pixels_per_frame
-OMNI_FPS = 2.0  # frames in a second of a video that Qwen2.5-Omni reads
+OMNI_FPS = 2.0  # frames in a second of a video that Qwen-Omni reads
+OMNI_SIZE = {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}  # Qwen3-Omni's processor sets it
 LEAST = 1.05  # pixels of a frame, as a multiple of the shortest edge, with cap_pixels_per_frame
 
 Kind = Literal["qwen2", "qwen2_5", "qwen3"]
 KINDS: dict[str, Kind] = {
     **{"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2_5"},
     **{"qwen2_5_omni": "qwen2_5", "qwen2_5_omni_thinker": "qwen2_5"},
+    **{"qwen3_omni_moe": "qwen2_5", "qwen3_omni_moe_thinker": "qwen2_5"},
 }
 """Kind by model type; others are of the kind qwen3."""
 
@@ -184,6 +186,8 @@ def declare(files: Files) -> VideoProcessor:
     kind = KINDS.get(str(files.config.get("model_type")), "qwen3")
     defaults = DEFAULTS_3 if kind == "qwen3" else DEFAULTS_2
     settings = files.video_settings(defaults)
+    if files.is_qwen3_omni:
+        settings |= {"size": OMNI_SIZE, "min_pixels": None, "max_pixels": None, **files.given}
     size = {**defaults["size"], **(settings["size"] if isinstance(settings["size"], dict) else {})}
     least = int(settings.get("min_pixels") or size["shortest_edge"])
     most = int(settings.get("max_pixels") or size["longest_edge"])
@@ -191,7 +195,8 @@ def declare(files: Files) -> VideoProcessor:
         settings = {**settings, "do_sample_frames": True, "fps": settings.get("fps") or OMNI_FPS}
         if settings["num_frames"] is not None:
             settings["fps"] = None
-    token = files.token("video_token", "<|VIDEO|>" if files.is_omni else "<|video_pad|>")
+    is_old = files.is_omni and not files.is_qwen3_omni
+    token = files.token("video_token", "<|VIDEO|>" if is_old else "<|video_pad|>")
     begin = files.token("vision_start_token", "<|vision_start|>")
     end = files.token("vision_end_token", "<|vision_end|>")
     fps, count = settings.get("fps"), settings["num_frames"]

@@ -104,7 +104,8 @@ def patchify(pixels: Array, patch: int, merge: int, frames: int) -> tuple[Array,
 
 
 def declare(files: Files) -> Processor:
-    return declare_patches(QwenVL, files, DEFAULTS, "<|IMAGE|>" if files.is_omni else "<|image_pad|>")
+    is_old = files.is_omni and not files.is_qwen3_omni
+    return declare_patches(QwenVL, files, DEFAULTS, "<|IMAGE|>" if is_old else "<|image_pad|>")
 
 
 def declare_patches(kind: type[QwenVL], files: Files, defaults: dict[str, Any], token: str) -> QwenVL:

@@ -9,7 +9,7 @@ audio    `feature_extractor`   preprocessor_config.json
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from engine.api.files import read_json_object
 
 IMAGE_FILES = ("processor_config.json", "preprocessor_config.json")
 VIDEO_FILE = "video_preprocessor_config.json"
+QWEN3_OMNI = "qwen3_omni_moe"
 
 OPTIONS = frozenset(
     (
@@ -44,16 +45,25 @@ class Files:
     tokenizer: Mapping[str, Any]  # tokenizer_config.json
     video: Mapping[str, Any]  # settings of the video processor
     audio: Mapping[str, Any]  # settings of the feature extractor
+    given: Mapping[str, Any] = field(default_factory=dict)  # settings that a request replaces
 
     @property
     def vision(self) -> Mapping[str, Any]:
-        found = self.config.get("vision_config")
-        return found if isinstance(found, Mapping) else {}
+        return self._part("vision_config")
+
+    @property
+    def hearing(self) -> Mapping[str, Any]:
+        """Settings of the audio encoder in config.json."""
+        return self._part("audio_config")
 
     @property
     def is_omni(self) -> bool:
         """Return whether the model is Qwen-Omni, or its part that reads media."""
-        return str(self.config.get("model_type")).startswith("qwen2_5_omni")
+        return str(self.config.get("model_type")).startswith(("qwen2_5_omni", QWEN3_OMNI))
+
+    @property
+    def is_qwen3_omni(self) -> bool:
+        return str(self.config.get("model_type")).startswith(QWEN3_OMNI)
 
     @property
     def kind(self) -> str:
@@ -84,7 +94,13 @@ class Files:
         given = given_options(options)
         if given.keys() & {"fps", "num_frames"}:
             given.setdefault("do_sample_frames", True)
-        return replace(self, image=_merged(self.image, given), video=_merged(self.video, given))
+        return replace(self, image=_merged(self.image, given), video=_merged(self.video, given), given=given)
+
+    def _part(self, name: str) -> Mapping[str, Any]:
+        """Return an object in config.json, or in the configuration of Qwen-Omni's part that reads media."""
+        thinker = self.config.get("thinker_config")
+        found = (thinker if isinstance(thinker, Mapping) else self.config).get(name)
+        return found if isinstance(found, Mapping) else {}
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:

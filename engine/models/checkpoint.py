@@ -34,13 +34,13 @@ from engine.models.multimodal import AUDIO, media_architecture, placed, reads_au
 from engine.models.parts import Model
 from engine.models.plugins import plugin_declaration
 from engine.models.quantized import Quantization, read_quantization
-from engine.models.qwen2_5_omni import thinker_config
 from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.retrieval import inner_config, retrieval_architecture, retrieval_modules
 from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
 from engine.models.text_only import has_prefix_attention, text_architecture, text_config, text_decoder
+from engine.models.thinker import thinker_config
 from engine.models.values import check_values
 from engine.models.whisper import with_alignment
 

@@ -2,8 +2,8 @@
 squares of patches, and a gated MLP projects them.
 
 GLM-OCR normalises queries and keys, and has biases; the others have learned positions too, and a norm of the embedded
-patches. Source: transformers modeling_glm4v.py, modeling_glm4v_moe.py, modeling_glm46v.py, modeling_glm_ocr.py. Videos
-are not supported.
+patches. Source: transformers modeling_glm4v.py, modeling_glm4v_moe.py, modeling_glm46v.py, modeling_glm_ocr.py. Each
+pair of frames of a video is an image for the tower.
 """
 
 from collections.abc import Mapping

@@ -40,6 +40,7 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
         projectors=(two_layers(tower.width, hidden, act, bias),),
         hidden=hidden,
         token=image_token(c),
+        video_token=None if is_next else _video_token(config),
         tiles=Tiles(
             sizes=_sizes(config, _SIZES if is_next else [[high, wide] for high in _SIDES for wide in _SIDES]),
             size=side_of(vision_config(config, **defaults), "image_size"),
@@ -48,6 +49,12 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
             most=0 if is_next else _most(config),
         ),
     )
+
+
+def _video_token(config: Mapping[str, Any]) -> int:
+    """Return the token of videos; files name it as an index or as an id."""
+    c = Config.of(config, video_token_index=config.get("video_token_id", 151_647))
+    return c.whole("video_token_index", least=0)
 
 
 def _sizes(config: Mapping[str, Any], default: list[list[int]]) -> tuple[tuple[int, int], ...]:

@@ -21,6 +21,7 @@ from engine.models import (
     qwen2_5_omni,
     qwen2_audio,
     qwen3_asr,
+    qwen3_omni,
     qwen_vl,
     voxtral,
 )
@@ -28,6 +29,7 @@ from engine.models.media import Media, Projector, media_sources, projector_tenso
 from engine.models.parts import Model, Patches
 from engine.models.sources import join
 from engine.models.text_only import text_decoder
+from engine.models.thinker import THINKERS
 
 AUDIO = (*qwen2_audio.ARCHITECTURES, *qwen3_asr.ARCHITECTURES, *voxtral.ARCHITECTURES)
 """Architectures whose only media are audio clips."""
@@ -39,6 +41,7 @@ FAMILIES = (
     voxtral,
     qwen2_5_omni,
     qwen3_asr,
+    qwen3_omni,
 )
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
@@ -57,7 +60,7 @@ def with_media(model: Model, config: Mapping[str, Any]) -> Model:
 
 
 def reads_audio(architecture: str) -> bool:
-    return architecture in AUDIO or architecture in qwen2_5_omni.ARCHITECTURES
+    return architecture in AUDIO or architecture in THINKERS
 
 
 def with_towers(model: Model, *, images: bool, audio: bool) -> tuple[Model, Media | None]:

@@ -809,6 +809,9 @@ class ChunkedAudio:
     channels: int
     chunk: int  # frames
     window: int
+    fills: bool = (
+        True  # a spectrogram of less than a chunk is padded to a chunk; else it is the only one, of its length
+    )
     convolutions: tuple[str, str, str] = ("conv2d1", "conv2d2", "conv2d3")
     out: str = "conv_out"  # W
     norm: None = None

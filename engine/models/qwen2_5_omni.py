@@ -17,10 +17,10 @@ from engine.models.llava import whole
 from engine.models.media import AverageRows, Media, Project, Projector, Tower
 from engine.models.parts import AudioEmbedding, Body, LayerNorm, ResidualBlock, named
 from engine.models.qwen_vl import qwen2_5_media
+from engine.models.thinker import QWEN2_5_OMNI, THINKERS
 from engine.models.towers import text_sections
 
-THINKER = "Qwen2_5OmniThinkerForConditionalGeneration"
-ARCHITECTURES = (THINKER, "Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel")
+ARCHITECTURES = tuple(name for name, thinker in THINKERS.items() if thinker == QWEN2_5_OMNI)
 MAX_MELS, MAX_CHUNK = 1024, 1 << 16
 _AUDIO: dict[str, Any] = {
     **{"num_mel_bins": 128, "d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20},
@@ -28,20 +28,6 @@ _AUDIO: dict[str, Any] = {
     **{"n_window": 100, "output_dim": 3584},
 }
 _TOKENS = {"audio_token_index": 151_646, "image_token_index": 151_655, "video_token_index": 151_656}
-
-
-def thinker_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration of the part that replies with text, or the same one for other models."""
-    names = config.get("architectures")
-    if not isinstance(names, list) or not set(map(str, names)) & set(ARCHITECTURES):
-        return config
-    inner = config.get("thinker_config")
-    inner = inner if isinstance(inner, dict) else config
-    dtypes = {key: config[key] for key in ("dtype", "torch_dtype") if config.get(key) is not None}
-    text, tied = inner.get("text_config"), {"tie_word_embeddings": inner.get("tie_word_embeddings", False)}
-    # Exporters write the default of the text model, which has no head of its own.
-    texts = {"text_config": {**text, **tied}} if isinstance(text, dict) else {}
-    return {**inner, **dtypes, **texts, "architectures": [THINKER]}
 
 
 def declare(config: Mapping[str, Any], hidden: int) -> Media:

@@ -36,8 +36,25 @@ TRANSCRIPTION = (
 
 def declare(config: Mapping[str, Any], hidden: int) -> Media:
     """hidden: width of the text model."""
+    c, tower = chunked_tower(config, hidden)
+    act, width = c.activation("activation_function"), tower.hidden
+    projector = Projector(
+        steps=(
+            named(LayerNorm(size=width, eps=1e-5), "audio_tower.ln_post"),
+            Project(linear=whole("multi_modal_projector.linear_1", width, width), act=act),
+            Project(linear=whole("multi_modal_projector.linear_2", width, hidden)),
+        )
+    )
+    outer = Config.of({key: value for key, value in config.items() if key != "text_config"}, audio_token_id=AUDIO_TOKEN)
+    return Media(tower=tower, projectors=(projector,), hidden=hidden, token=outer.whole("audio_token_id", least=0))
+
+
+def chunked_tower(
+    config: Mapping[str, Any], hidden: int, *, fills: bool = True, **defaults: Any
+) -> tuple[Config, Tower]:
+    """Return the settings in `audio_config` and the encoder. fills: a clip of less than a chunk is padded to one."""
     audio = config.get("audio_config")
-    c = Config.of(audio if isinstance(audio, Mapping) else {}, _NAMES, **_DEFAULTS)
+    c = Config.of(audio if isinstance(audio, Mapping) else {}, _NAMES, **{**_DEFAULTS, **defaults})
     if c.flag("scale_embedding"):
         raise CheckpointError("config.json: audio_config.scale_embedding is true; supported is false")
     width, chunk = c.whole("d_model"), 2 * c.whole("n_window", most=MAX_CHUNK)
@@ -66,18 +83,10 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
             channels=c.whole("downsample_hidden_size"),
             chunk=chunk,
             window=window,
+            fills=fills,
         ),
         blocks=(side_block(c, "encoder", branch),) * layers,
         layers="layers",
         taken=(layers,),
     )
-    act = c.activation("activation_function")
-    projector = Projector(
-        steps=(
-            named(norm, "audio_tower.ln_post"),
-            Project(linear=whole("multi_modal_projector.linear_1", width, width), act=act),
-            Project(linear=whole("multi_modal_projector.linear_2", width, hidden)),
-        )
-    )
-    outer = Config.of({key: value for key, value in config.items() if key != "text_config"}, audio_token_id=AUDIO_TOKEN)
-    return Media(tower=tower, projectors=(projector,), hidden=hidden, token=outer.whole("audio_token_id", least=0))
+    return c, tower

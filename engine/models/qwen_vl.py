@@ -8,7 +8,7 @@ modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_qwe
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.api.errors import CheckpointError
@@ -41,6 +41,19 @@ _EPS = 1e-6
 _BLOCK = ("norm1", "norm2")
 
 
+@dataclass(frozen=True)
+class MergerNames:
+    """Names in the projectors of Qwen3-VL's tower: norm, two layers, and the list of projectors of inner features."""
+
+    norm: str = "norm"
+    first: str = "linear_fc1"
+    second: str = "linear_fc2"
+    deepstack: str = "deepstack_merger_list"
+
+
+QWEN3_VL = MergerNames()
+
+
 def declare(config: Mapping[str, Any], hidden: int) -> Media:
     """hidden: width of the text model."""
     architecture = config["architectures"][0]
@@ -49,8 +62,8 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
     if architecture == _QWEN2_5:
         return _with_tokens(qwen2_5_media(config, hidden), config, (16, 24, 24))
     if architecture in _QWEN3:
-        return _with_tokens(_qwen3(config, hidden, deepstack=True), config, (24, 20, 20))
-    return _with_tokens(_qwen3(config, hidden, deepstack=False), config, (11, 11, 10))
+        return _with_tokens(qwen3_media(config, hidden), config, (24, 20, 20))
+    return _with_tokens(_qwen3(config, hidden, QWEN3_VL, deepstack=False), config, (11, 11, 10))
 
 
 def _settings(config: Mapping[str, Any], defaults: Mapping[str, Any], width: str = "hidden_size") -> Config:
@@ -146,7 +159,12 @@ def qwen2_5_media(config: Mapping[str, Any], hidden: int, sources: tuple[str, st
 _WHOLE = "fullatt_block_indexes"
 
 
-def _qwen3(config: Mapping[str, Any], hidden: int, *, deepstack: bool) -> Media:
+def qwen3_media(config: Mapping[str, Any], hidden: int, names: MergerNames = QWEN3_VL) -> Media:
+    """Return the tower of Qwen3-VL, without placeholders and sections."""
+    return _qwen3(config, hidden, names, deepstack=True)
+
+
+def _qwen3(config: Mapping[str, Any], hidden: int, names: MergerNames, *, deepstack: bool) -> Media:
     c = _settings(config, _DEFAULTS_3)
     norm = LayerNorm(size=c.hidden, eps=_EPS)
     mlp = MLP(
@@ -172,13 +190,13 @@ def _qwen3(config: Mapping[str, Any], hidden: int, *, deepstack: bool) -> Media:
     side = c.whole("spatial_merge_size")
     wide = c.hidden * side**2
     layers = (
-        Project(linear=whole("linear_fc1", wide, wide), act="gelu"),
-        Project(linear=whole("linear_fc2", wide, hidden)),
+        Project(linear=whole(names.first, wide, wide), act="gelu"),
+        Project(linear=whole(names.second, wide, hidden)),
     )
-    main = Projector(root="merger", steps=(named(norm, "norm"), Merge(side=side), *layers), feature=0)
-    joined = LayerNorm(size=wide, eps=_EPS, name="norm")
+    main = Projector(root="merger", steps=(named(norm, names.norm), Merge(side=side), *layers), feature=0)
+    joined = LayerNorm(size=wide, eps=_EPS, name=names.norm)
     others = (
-        Projector(root=f"deepstack_merger_list.{number}", steps=(Merge(side=side), joined, *layers), feature=number + 1)
+        Projector(root=f"{names.deepstack}.{number}", steps=(Merge(side=side), joined, *layers), feature=number + 1)
         for number in range(len(indexes))
     )
     made = _media(c, tower, (main, *others), hidden, "separate")

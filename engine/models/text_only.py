@@ -79,6 +79,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
+    "qwen3_omni_moe_text": (
+        "Qwen3MoeForCausalLM",
+        {
+            **{"hidden_size": 2048, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28},
+            **{"vocab_size": 3584, "norm_topk_prob": True},
+        },
+    ),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
     "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM", {}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),

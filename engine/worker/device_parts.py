@@ -108,7 +108,7 @@ def measured_pool(
     media = 0
     if text_model.model.media is not None:
         settings = config.scheduling.max_media_tokens, config.cache.media, text_model.dtype.itemsize
-        media = media_bytes(text_model.model.media, *settings)
+        media = media_bytes(text_model.model.media, *settings, ranks=text_model.world.size)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.memory.weights + config.memory.workspace + config.memory.kv_cache

@@ -15,6 +15,8 @@ import transformers
 
 from tests.appliance.server.http.image_models import wav, write
 from tests.e2e.conftest import Appliance
+from tests.e2e.hostile_media import check_hostile_files
+from tests.tiers import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 16
@@ -59,10 +61,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-def test_replies_equal_transformers(launch: Callable[..., Appliance], folder: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def service(launch: Callable[..., Appliance], folder: Path) -> Appliance:
+    appliance = launch(folder / "m.yaml")
+    appliance.wait_ready()
+    return appliance
+
+
+@pytest.mark.parametrize("count", thinned((24, 1000), (24,)))
+def test_hostile_audio_gets_an_error_or_a_reply(service: Appliance, count: int) -> None:
+    """`make test-all` sends 1,000 files; FUZZ_SEED selects others."""
+    check_hostile_files(service, "ears", count, ("audio_url",))
+
+
+def test_replies_equal_transformers(service: Appliance, folder: Path, tmp_path: Path) -> None:
     """Two clips of several lengths in one prompt."""
-    service = launch(folder / "m.yaml")
-    service.wait_ready()
     files = [wav(16_000), wav(9_001, seed=1)]
     parts = [
         {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}

@@ -22,6 +22,8 @@ from engine.media.video import open_video
 from engine.worker.grid_positions import as_array
 from tests.appliance.server.http.image_models import data_url, picture, png, video, write
 from tests.e2e.conftest import Appliance
+from tests.e2e.hostile_media import check_hostile_files
+from tests.tiers import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 24
@@ -164,6 +166,13 @@ def stream(service: Appliance, body: dict) -> list[str]:
         **{name: value for name, value in body.items() if name != "ignore_eos"}, extra_body=extra
     )
     return (chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@pytest.mark.parametrize("count", thinned((48, 1000), (48,)))
+def test_hostile_images_and_videos_get_an_error_or_a_reply(service: Appliance, count: int) -> None:
+    """`make test-all` sends 1,000 files; FUZZ_SEED selects others."""
+    check_hostile_files(service, "eyes", count, ("image_url", "video_url"))
+    assert ask(service, picture())["choices"]
 
 
 @pytest.mark.nightly("tests/engine/test_image_embeddings.py::test_without_images_the_image_encoder_is_not_loaded")

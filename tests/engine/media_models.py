@@ -12,6 +12,7 @@ import transformers
 from engine.api.media import MediaItem, MediaTensor
 from engine.api.messages import Control, Stats
 from engine.llm import LLM, MediaPrompt, Params
+from tests.engine.layers.towers import KIMI_TEXT, as_kimi_vl
 
 VOCAB, IMAGE, EOS = 96, 95, 2
 TEXT = {
@@ -207,6 +208,42 @@ def glm(folder: Path, name: str, **text: Any) -> Family:
     return Family(saved(model, folder), folder, types="mm_token_type_ids")
 
 
+def kimi_vl(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {key: value for key, value in TEXT.items() if key != "head_dim"} | KIMI_TEXT | {"num_key_value_heads": 4}
+    config = transformers.Kimi_K25Config(
+        text_config=transformers.DeepseekV3Config(**text),
+        vision_config={**eyes, "patch_size": 4, "pos_emb_height": 5, "pos_emb_width": 5, "merge_kernel_size": [2, 2]},
+        projection_hidden_size=16,
+        image_token_id=IMAGE,
+        tie_word_embeddings=False,
+    )
+    model = saved(transformers.Kimi_K25ForConditionalGeneration(config), folder)
+    as_kimi_vl(folder, IMAGE)
+    return Family(model, folder)
+
+
+def kimi_picture(seed: int) -> Picture:
+    grid = {1: (1, 4, 6), 2: (1, 6, 2), 3: (1, 8, 4)}[seed]
+    patches = grid[1] * grid[2]
+    return picture((patches, 3, 4, 4), patches // 4, seed, image_grid_thw=torch.tensor([grid]))
+
+
+def lighton_ocr(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LightOnOcrConfig(
+        vision_config=transformers.PixtralVisionConfig(**eyes, patch_size=4, image_size=40),
+        text_config=transformers.Qwen3Config(**TEXT),
+        image_token_id=IMAGE,
+    )
+    return Family(saved(transformers.LightOnOcrForConditionalGeneration(config), folder), folder)
+
+
+def lighton_picture(seed: int) -> Picture:
+    """An odd number of rows of patches: the last one has no token. All have one size, as transformers pads others."""
+    return picture((1, 3, 20, 24), 6, seed, image_sizes=torch.tensor([(20, 24)]))
+
+
 def llama4(folder: Path) -> Family:
     text = transformers.Llama4TextConfig(
         **{key: value for key, value in TEXT.items() if key != "intermediate_size"},
@@ -261,6 +298,8 @@ FAMILIES = {
         ),
         qwen_picture,
     ),
+    "kimi-vl": (kimi_vl, kimi_picture),
+    "lighton-ocr": (lighton_ocr, lighton_picture),
     "llama4": (llama4, lambda seed: picture((seed, 3, 16, 16), 4 * seed, seed)),
     "glm-4.5v": (lambda folder: glm(folder, "Glm4vMoe", **EXPERTS), qwen_picture),
     "glm-ocr": (lambda folder: glm(folder, "GlmOcr", head_dim=8), qwen_picture),

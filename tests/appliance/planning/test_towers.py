@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from appliance.planning.roofline import Limits, matrix_bytes, roofline
+from appliance.planning.workspace import StepSize, media_memory
 from engine.kv.layout import layout
 from engine.lowering.footprint import Holding
-from engine.lowering.media_memory import tower_operations
+from engine.lowering.media_memory import media_bytes, tower_operations
 from engine.models.checkpoint import read_checkpoint
 from tests.engine.layers.towers import CASES, save
 
@@ -32,3 +33,14 @@ def test_steps_of_text_do_not_read_towers() -> None:
     holdings = [Holding("mlp", "a", "float32", (10, 4)), Holding("tower", "b", "float32", (1_000, 4))]
     assert matrix_bytes(holdings, head=True) - matrix_bytes(holdings[:1], head=True) == 0
     assert matrix_bytes(holdings, head=False) == 40
+
+
+@pytest.mark.parametrize(("ranks", "copies"), [(1, 2), (4, 7)])
+def test_ranks_that_divide_items_have_buffers_for_all_embeddings(tmp_path: Path, ranks: int, copies: int) -> None:
+    """Engines measure with the same sum."""
+    save(CASES["qwen3-vl"], tmp_path)
+    model = read_checkpoint(tmp_path).model
+    steps = media_memory(model, StepSize(64, 4, media_tokens=10, media_cache=100), 4, ranks)
+    assert model.media is not None
+    assert sum(step.value for step in steps) == media_bytes(model.media, 10, 100, 4, ranks)
+    assert steps[1].value == 10 * copies * model.media.width * 4

@@ -163,6 +163,15 @@ def mistral3() -> Case:
     return Case(make, lambda: sized((16, 24), (40, 8), (20, 20), padded=40), one_by_one)
 
 
+def lighton_ocr() -> Case:
+    def make() -> Any:
+        eyes = transformers.PixtralVisionConfig(**EYES | {"image_size": 40})
+        config = transformers.LightOnOcrConfig(vision_config=eyes, text_config=transformers.Qwen3Config(**TEXT))
+        return transformers.LightOnOcrForConditionalGeneration(config)
+
+    return Case(make, lambda: sized((16, 24), (40, 8), (20, 20), padded=40), one_by_one)
+
+
 def internvl(layer: int, **more: Any) -> Case:
     def make() -> Any:
         eyes = transformers.InternVLVisionConfig(**EYES | {"image_size": [16, 16], "patch_size": [4, 4]}, **more)
@@ -239,6 +248,23 @@ def one_vision() -> Case:
     return Case(make, lambda: tiled((4, 11, 30), (5, 20, 17), (10, 70, 60)), one_by_one)
 
 
+def clips() -> list[Item]:
+    """Return videos of one and of several frames."""
+    torch.manual_seed(3)
+    return [{"pixel_values_videos": torch.randn(1, frames, 3, 12, 12)} for frames in (1, 3)]
+
+
+def of_videos(model: Any, items: list[Item]) -> list[Tensor]:
+    config = model.config
+    layer, strategy = config.vision_feature_layer, config.vision_feature_select_strategy
+    return [
+        model.get_video_features(
+            **one, vision_feature_layer=layer, vision_feature_select_strategy=strategy
+        ).pooler_output[0]
+        for one in items
+    ]
+
+
 def projected(model: Any, items: list[Item]) -> list[Tensor]:
     """Return the embeddings of Llama 4, which projects the features elsewhere."""
     found = [model.get_image_features(**item).last_hidden_state for item in items]
@@ -311,7 +337,7 @@ def kimi_vl() -> Case:
     return Case(make, items, one_by_one, as_kimi_vl)
 
 
-def as_kimi_vl(path: Path) -> None:
+def as_kimi_vl(path: Path, token: int = 90) -> None:
     """Rename the tensors and settings of Kimi-K2.5, whose tower has those of Kimi-VL when it is saved."""
     names = {"mm_projector.proj.0": "multi_modal_projector.linear_1", "language_model.model.blocks": "model.layers"}
     names |= {
@@ -327,7 +353,7 @@ def as_kimi_vl(path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     vision = config["vision_config"]
     vision |= {f"init_{key}": vision.pop(key) for key in ("pos_emb_height", "pos_emb_width")}
-    config |= {"architectures": ["KimiVLForConditionalGeneration"], "media_placeholder_token_id": 90}
+    config |= {"architectures": ["KimiVLForConditionalGeneration"], "media_placeholder_token_id": token}
     (path / "config.json").write_text(json.dumps(config))
 
 
@@ -342,12 +368,14 @@ CASES = {
         qwen("Qwen3VL", {**QWEN_3, "deepstack_visual_indexes": [0, 2]}, **SECTIONS), features=with_deepstack
     ),
     "mistral3": mistral3(),
+    "lighton-ocr": lighton_ocr(),
     "internvl": internvl(-1),
     "internvl-odd": internvl(-2, use_qk_norm=True, attention_bias=True, norm_type="rms_norm"),
     "idefics3": idefics3("Idefics3", 2),
     "smolvlm": idefics3("SmolVLM", 3),
     "llava-next": llava_next(),
     "one-vision": one_vision(),
+    "one-vision-video": replace(one_vision(), items=clips, features=of_videos),
     "paligemma": paligemma(),
     "qwen3.5": qwen("Qwen3_5", QWEN_3, **SECTIONS, **DELTA),
     "llama4": llama4(),

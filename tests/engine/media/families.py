@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,6 +22,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.lighton_ocr.processing_lighton_ocr import LightOnOcrProcessor
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
@@ -69,6 +71,36 @@ def pixtral_processor() -> SimpleNamespace:
     names: dict[str, Any] = {}
     exec(compile(ast.Module([found], []), str(path), "exec"), names)
     return SimpleNamespace(replace_image_token=names["replace_image_token"])
+
+
+class KimiVLReference:
+    """The image processor in Kimi-VL's repository, which transformers lacks: its steps in torch."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def to_json_string(self) -> str:
+        return json.dumps({"image_processor_type": "KimiVLImageProcessor", **self.settings})
+
+    def __call__(self, images: list[Image.Image], return_tensors: str) -> dict[str, np.ndarray[Any, Any]]:
+        (image,), side, most = images, self.settings["patch_size"], self.settings["in_token_limit"]
+        wide, high = image.size
+        if (count := (wide // side) * (high // side)) > most:
+            scale = (most / count) ** 0.5
+            image = image.resize((int(wide * scale), int(high * scale)), Image.Resampling.BICUBIC)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+        unit, (high, wide) = 2 * side, pixels.shape[1:]
+        pixels = torch.nn.functional.pad(pixels, (0, -wide % unit, 0, -high % unit))
+        mean, std = (torch.tensor(self.settings[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
+        pixels = (pixels - mean) / std
+        patches = torch.nn.functional.unfold(pixels[None], side, stride=side)[0].T.reshape(-1, 3, side, side)
+        grid = np.array([[pixels.shape[1] // side, pixels.shape[2] // side]])
+        return {"pixel_values": patches.numpy(), "image_grid_hws": grid}
+
+    @staticmethod
+    def replace_image_token(own: Any, outputs: dict[str, np.ndarray[Any, Any]], number: int) -> str:
+        text: str = own.image_token * (int(outputs["image_grid_hws"][number].prod()) // 4)
+        return text
 
 
 def llava(**attributes: Any) -> dict[str, Any]:
@@ -160,6 +192,18 @@ FAMILIES = {
         QWEN,
         attributes={"image_token": "<|image|>", "image_processor": SimpleNamespace(merge_size=2)},
     ),
+    "kimi_vl": Family(
+        {"model_type": "kimi_vl"},
+        KimiVLReference,
+        KimiVLReference,
+        "<|media_pad|>",
+        ("<|media_start|>", "<|media_pad|>", "<|media_end|>"),
+        {
+            **{"patch_size": 4, "in_token_limit": 60, "pad_input": True, "merge_kernel_size": [2, 2]},
+            **{"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.25, 0.3]},
+        },
+        attributes={"image_token": "<|media_pad|>"},
+    ),
     "qwen3_vl": Family(
         {"model_type": "qwen3_vl"},
         Qwen2VLImageProcessorPil,
@@ -195,6 +239,16 @@ FAMILIES = {
             **{"patch_size": 8, "spatial_merge_size": 1, "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]"},
             "image_end_token": "[IMG_END]",
         },
+    ),
+    "lighton_ocr": Family(
+        {"model_type": "lighton_ocr"},
+        PixtralImageProcessorPil,
+        LightOnOcrProcessor,
+        "<|image_pad|>",
+        ("<|image_pad|>", "<|vision_end|>"),
+        {"size": {"longest_edge": 60}, "patch_size": 8},
+        {"patch_size": 4, "spatial_merge_size": 2},
+        attributes={"image_token": "<|image_pad|>", "effective_patch_size": 8},
     ),
     "internvl": Family(
         {"model_type": "internvl"},

@@ -130,6 +130,18 @@ def test_extreme_aspect_ratios_are_refused(family: str, folder: Path) -> None:
         assert found.size < 1 << 24
 
 
+def test_odd_patches_of_lighton_ocr_have_no_token(tmp_path: Path) -> None:
+    """Edges are multiples of a patch, and tokens squares of patches."""
+    write("lighton_ocr", tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": 4}))
+    processor = processor_of(tmp_path)
+    assert arrays(process(processor, noise(30, 21)))["image_sizes"].tolist() == [[24, 32]]
+    assert processor.layout(30, 18).runs == (2 * 4,) and processor.layout(28, 29).runs == (4 * 3,)
+    with pytest.raises(MediaError, match="smaller than a token"):
+        processor.layout(9, 3)
+
+
 def test_digest_depends_on_pixels_only(tmp_path: Path) -> None:
     processor = processor_of(write("llava", tmp_path))
     first, again, other = (process(processor, each) for each in (noise(40, 30), noise(40, 30), noise(40, 30, seed=1)))

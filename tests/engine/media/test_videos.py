@@ -19,8 +19,9 @@ from engine.media.frames import resized_frame
 from engine.media.processed import MediaError, Processed
 from engine.media.processor import VideoProcessor, process_video
 from engine.media.qwen_video import stepped
+from engine.media.smolvlm_video import in_words
 from engine.media.video import Limits, VideoLimits, _decoded, frame_list, open_video, opened
-from tests.engine.media.video_golden import CASES, GOLDEN, pixels
+from tests.engine.media.video_golden import CASES, GOLDEN, ONEVISION_TOKENS, SMOL_TOKENS, pixels
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +35,10 @@ def golden() -> dict[str, Array]:
 def processor_of(case: dict[str, Any], folder: Path) -> VideoProcessor:
     settings = {"image_processor_type": "X", **case["settings"]}
     (folder / "config.json").write_text(json.dumps({"model_type": case["type"], "image_seq_length": 4}))
+    processor = {"image_seq_len": SMOL_TOKENS, "num_image_tokens": ONEVISION_TOKENS}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    tokens = {"fake_image_token": "<fake>", "global_image_token": "<global>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     (folder / "video_preprocessor_config.json").write_text(json.dumps(settings))
     found = read_processors(folder).video
     assert found is not None
@@ -63,6 +68,9 @@ def test_frames_tensors_and_texts_equal_transformers(name: str, golden: dict[str
         assert found.text == "\n".join(f"Frame{at + 1}: <img><IMG_CONTEXT></img>" for at in range(frames))
         assert found.runs == (4,) * frames and found.modality == "image"
         return
+    if "text" in wanted:
+        check_text(case["type"], found, own, wanted)
+        return
     np.testing.assert_allclose(own["pixel_values_videos"], wanted["pixel_values_videos"], rtol=0, atol=1e-5)
     grid = wanted["video_grid_thw"]
     assert own["video_grid_thw"].tolist() == grid.tolist() and found.modality == "video"
@@ -76,11 +84,37 @@ def test_frames_tensors_and_texts_equal_transformers(name: str, golden: dict[str
         assert found.text == "<|video_pad|>" and len(found.runs) == 1
 
 
-@pytest.mark.parametrize("resample", [2, 3])
+def check_text(kind: str, found: Processed, own: dict[str, Array], wanted: dict[str, Array]) -> None:
+    """Compare a prompt's text, whose media tokens are # in the reference, and the pixels."""
+    text, image = found.text, {"smolvlm": "<image>", "llava_onevision": "<video>"}.get(kind, "<|image|>")
+    for count in found.runs:
+        text = text.replace(image, "#" * count, 1)
+    assert text == str(wanted["text"])
+    name = "pixel_values_videos" if kind == "llava_onevision" else "pixel_values"
+    theirs = wanted.get("pixel_values_videos", wanted.get("pixel_values"))
+    np.testing.assert_allclose(own[name], theirs, rtol=0, atol=1e-5)
+    assert found.modality == ("video" if kind == "llava_onevision" else "image")
+    if kind.startswith("glm"):
+        ((frames, high, wide),) = wanted["video_grid_thw"].tolist()
+        assert own["image_grid_thw"].tolist() == [[1, high, wide]] * frames
+    elif kind == "smolvlm":
+        assert own["pixel_attention_mask"].all() and np.array_equal(
+            own["pixel_attention_mask"], wanted["pixel_attention_mask"]
+        )
+
+
+def test_numbers_are_written_in_english() -> None:
+    words = {0: "zero", 13: "thirteen", 20: "twenty", 64: "sixty-four", 100: "one hundred"}
+    words |= {101: "one hundred and one", 342: "three hundred and forty-two", 1000: "one thousand"}
+    words |= {1001: "one thousand and one", 12_345: "twelve thousand, three hundred and forty-five"}
+    assert {count: in_words(count) for count in words} == words
+
+
+@pytest.mark.parametrize("resample", [1, 2, 3])
 def test_resized_frames_equal_torch(resample: int) -> None:
     """Torch's resize is what torchvision calls; equal to the last bit."""
     source = np.random.default_rng(1)
-    mode = {2: "bilinear", 3: "bicubic"}[resample]
+    mode = {1: "lanczos", 2: "bilinear", 3: "bicubic"}[resample]
     for _ in range(25):
         high, wide, rows, columns = (int(each) for each in source.integers(1, 90, 4))
         frame = source.integers(0, 256, (3, high, wide), np.uint8)
