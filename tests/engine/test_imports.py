@@ -31,7 +31,7 @@ print("loaded", *transform())
     [
         pytest.param("torch", False, "left out", marks=NIGHTLY),
         ("avx2", False, "left out"),
-        ("torch", True, "at once 3"),
+        pytest.param("torch", True, "at once 3", marks=NIGHTLY),
         ("triton", False, "at once 3"),
     ],
 )

@@ -7,6 +7,7 @@ from kernels.op import Case, Make, Op
 from kernels.ops import OPS
 from kernels.report import OpLaunch
 from kernels.tools.aot import Target
+from tests.kernels.room import extreme
 
 
 def bench_cases(target: Target) -> list[tuple[Op, Case]]:
@@ -31,15 +32,31 @@ def case_launches(op: Op, case: Case) -> list[OpLaunch]:
     return [OpLaunch(op.name, case.id, one, op.may_spill) for one in launches]
 
 
-# Operations that `make test` compiles for HIP too: a reduction, a matrix product and attention over pages.
-HIP = ("rms_norm", "matmul", "decode_attention")
+# Operations that `make test` compiles for other targets than sm_90. `kernels.report` compiles everything for all.
+ELSEWHERE = {
+    "gfx942": ("rms_norm", "matmul", "decode_attention"),  # HIP: a reduction, a matrix product, attention over pages
+    "sm_80": ("fp8_matmul",),  # has no products of fp8
+    "sm_89": ("fp8_matmul",),
+}
+FEW = ("rms_norm", "matmul", "decode_attention", "rope_angles")
+"""Operations whose first launch `make test` tests."""
 
 
 def compiled_cases(target: Target) -> list[tuple[Op, Case]]:
     """Return the cases that `make test` compiles. `make test-all` compiles all bench cases for all targets."""
-    return [(op, case) for op, case in representatives(target) if target.backend == "cuda" or op.name in HIP]
+    chosen = representatives(target)
+    return [(op, case) for op, case in chosen if target.gated or op.name in ELSEWHERE.get(target.name, ())]
+
+
+def few_cases(target: Target) -> list[tuple[Op, Case]]:
+    return [(op, case) for op, case in representatives(target) if op.name in FEW]
 
 
 def launches(target: Target) -> list[OpLaunch]:
     """Return the launches that `make test` compiles, for `kernels.report --launches`."""
-    return [one for op, case in compiled_cases(target) for one in case_launches(op, case)]
+    found = [one for op, case in compiled_cases(target) for one in case_launches(op, case)]
+    return found + (extreme(target) if target.name == "sm_86" else [])
+
+
+def few(target: Target) -> list[OpLaunch]:
+    return [one for op, case in few_cases(target) for one in case_launches(op, case)]

@@ -42,6 +42,9 @@ def largest(target: Target) -> list[OpLaunch]:
     return [launch for call in calls for launch in launches(*call)]
 
 
+EXTREME_OPS = (PREFILL_ATTENTION, DECODE_ATTENTION, ENCODER_ATTENTION, MATMUL)
+
+
 def extreme(target: Target) -> list[OpLaunch]:
     """Return the launches with the largest heads in float32, which need the most shared memory."""
     make = Make(torch.device("meta"), torch.float32)

@@ -109,7 +109,7 @@ def test_rounded_weights_and_pages_of_8_bits_too(tmp_path: Path, folder: Callabl
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "qwen2-moe"])
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(16)
 def test_at_the_last_byte_that_fits_an_engine_fits_and_below_it_none_is_started(
     tmp_path: Path, folder: Callable, name: str, seed: int
 ) -> None:
