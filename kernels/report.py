@@ -205,7 +205,7 @@ def compile_all(
                     jobs.append(CompileJob(number, target.name, device, at))
                     rows.append(Row(one.op, (one.case,), target.name, device, one.may_spill))
     prepare = partial(_prepare, tuple(sources), settings)
-    results = run_in_processes(prepare, jobs, processes, LIMIT_S, modules=["kernels.report"])
+    results = run_in_processes(prepare, jobs, processes, LIMIT_S, modules=["kernels.ops", "kernels.tools.launchers"])
     for row, result in zip(rows, results, strict=True):
         if isinstance(result, Compiled):
             yield dataclasses.replace(row, compiled=result)
