@@ -7,7 +7,7 @@ variants  a test that runs once for each instruction set of the CPU's kernels. `
           of the same kernels, the portable one runs one of PORTABLE cases of a test, and the others are nightly.
 nightly   a test that repeats a property for more architectures, cases, requests or time. The marker names the test of
           `make test` that covers the property; `thinned` and `paired` mark the parameters of one test, and
-          `sampled(n)` all but every n-th case of a test.
+          `sampled(n)` all but every n-th case of a test. `examples` reduces the examples of Hypothesis.
 
 tests/test_tiers.py checks both.
 """
@@ -27,6 +27,8 @@ FOLDERS = (MODELS, ROOT / "tests" / "kernels")
 BETWEEN = frozenset(usable()[1:-1])
 LAST = frozenset(usable()[1:][-1:])  # empty if no better one is usable
 PORTABLE = 5
+FEW = False
+"""Whether nightly tests are left out. conftest.py sets it before modules of tests are imported."""
 NIGHTLY = pytest.mark.nightly("the same test, with the parameters that are not marked")
 
 
@@ -65,6 +67,11 @@ def mark_tiers(items: Iterable[pytest.Item]) -> None:
             portable[test] += 1
             if (portable[test] - 1) % PORTABLE:
                 item.add_marker(NIGHTLY)
+
+
+def examples(most: int) -> int:
+    """Return the number of examples of a test with Hypothesis. `make test` has a quarter of them."""
+    return -(-most // 4) if FEW else most
 
 
 def thinned(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:

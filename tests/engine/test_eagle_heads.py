@@ -302,6 +302,7 @@ REQUESTS = ("greedy", "sampled", "truncated", "penalties", "json", "stop string"
 
 
 @pytest.mark.parametrize(("name", "head"), paired(REQUESTS, [*HEADS_OF]), indirect=["head"])
+@pytest.mark.sampled(3)
 def test_replies_with_a_head_are_those_without(name: str, target: Path, head: Made):
     """Prompts are computed in chunks, more requests arrive than run, and the pages are too few for all of them."""
     wanted, prompts = lookup.requests(name, 4), [PROMPT[: 5 * number + 2] for number in range(4)]

@@ -126,7 +126,7 @@ OPTIONS = {
 }
 
 
-def requests(name, count=3):
+def requests(name, count=2):
     options = {"max_tokens": 60, "ignore_eos": True, **OPTIONS[name]}
     return [Params(seed=seed, **options) for seed in range(count)]
 

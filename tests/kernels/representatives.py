@@ -55,8 +55,8 @@ def few_cases(target: Target) -> list[tuple[Op, Case]]:
 
 
 def launches(target: Target) -> list[OpLaunch]:
-    """Return the launches that `make test` compiles, for `kernels.report --launches`: each kernel of an operation at one
-    of its cases."""
+    """Return the launches that `make test` compiles, for `kernels.report --launches`: each kernel of an operation at
+    one of its cases."""
     found: list[OpLaunch] = []
     for op, case in compiled_cases(target):
         known = {one.launch.kernel for one in found if one.op == op.name}

@@ -364,6 +364,7 @@ BEGUN = (*OPTIONS, {"heads": 2, "begun": True}, {"heads": 2, "begun": True, "win
 
 
 @pytest.mark.parametrize("extra", BEGUN, ids="-".join)
+@pytest.mark.sampled(2)
 def test_decode_row_is_identical_in_any_step(extra, small):
     """Alone it is cut up into splits, which a second kernel sums up; among long rows a chunk is one item."""
     extra = dict(extra)
@@ -405,6 +406,7 @@ def test_one_schedule_serves_several_layers(small):
 
 
 @pytest.mark.parametrize("extra", BEGUN, ids="-".join)
+@pytest.mark.sampled(2)
 def test_chunked_prompt_equals_the_prompt_in_one_step(extra, small):
     extra = dict(extra)
     begin = 37 if extra.pop("begun", False) else 0

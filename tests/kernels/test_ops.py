@@ -154,7 +154,7 @@ def compare(op, case, dtype, wanted, given):
 
 
 @cases()
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_triton_body_equals_the_reference(op, case, dtype, memory):
     args = inputs(op, case, dtype)
     wanted = tensors(op.reference(*copied(args)))

@@ -24,6 +24,7 @@ from engine.worker.build import build_worker
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, usable
 from tests.engine.configs import with_arguments
+from tests.engine.forked_ranks import forked_ranks as forked_ranks  # a fixture
 from tests.engine.layers.conftest import CASES, random_model
 from tests.engine.quantized_writers import KINDS, write
 from tests.tiers import thinned
@@ -73,6 +74,7 @@ def compare(tmp_path: Path, path: Path, *sets: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_an_engine_of_every_architecture_holds_what_was_planned(tmp_path: Path, folder: Callable, name: str) -> None:
     compare(tmp_path, folder(name), "model.max_context=16")
     compare(tmp_path, folder(name), "model.max_context=13", "hardware.kernels=torch", "engine.cache.block_tokens=3")

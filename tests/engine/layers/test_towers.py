@@ -90,6 +90,7 @@ def bare(name: str) -> str:
 
 
 @pytest.mark.parametrize("value", [10**18, -1, []])
+@pytest.mark.sampled(4)
 def test_absurd_settings_of_a_tower_are_refused_or_read(saved: Saved, tmp_path: Path, value: Any) -> None:
     config = json.loads((saved[1] / "config.json").read_text())
     vision = config["vision_config"]

@@ -129,7 +129,7 @@ def check_tokens(worker: Any, model: Any, steps: int) -> None:
     ("model", "invariant"),
     [
         pytest.param("bart", True, marks=NIGHTLY),
-        ("bart", False),
+        pytest.param("bart", False, marks=NIGHTLY),
         ("t5", True),
         *(pytest.param("m2m100", invariant, marks=NIGHTLY) for invariant in (True, False)),
         *(pytest.param(name, True, marks=NIGHTLY) for name in ("mbart", "mt5", "umt5")),
