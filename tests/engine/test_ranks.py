@@ -148,7 +148,9 @@ def test_ranks_that_outnumber_the_kv_heads_hold_them_together(tmp_path, monkeypa
 def demo_pair(request):
     """The demo model on one process and on two."""
     sizes = {"kv_bytes": 1 << 21, "max_context": 192, "block_tokens": 4, "threads": 1, "kernels": request.param}
-    with forked(), LLM(DEMO, **sizes) as one, LLM(DEMO, **sizes, tensor=2) as two:
+    with forked():
+        one, two = LLM(DEMO, **sizes), LLM(DEMO, **sizes, tensor=2)
+    with one, two:
         yield one, two
 
 

@@ -70,7 +70,7 @@ COMPILATIONS = [pytest.param(SOME, id="some"), pytest.param(ALL, id="all", marks
 
 
 KEPT_ENTRIES = 3000
-"""Entries of Triton's cache, above which it is emptied. A run of `make test` makes about 250."""
+"""Entries of Triton's cache, above which it is emptied. A run of `make test` makes about 200."""
 
 
 @pytest.fixture(scope="session")
