@@ -228,7 +228,7 @@ def product_of(weight, x):
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(11)
 def test_quantized_linear_equals_the_product_of_quantized_values(team, bits, size):
     """Weights restored from their bits, activations rounded block by block: the rest is exact."""
     weight, bias = rounded(bits, random(*size)), random(size[0], seed=2)

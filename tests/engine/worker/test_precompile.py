@@ -231,7 +231,7 @@ def surroundings():
 )
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_every_launch_is_compiled_ahead(checker, tmp_path, steps, changed, kv_dtype, invariant, weights):
     """Compare the launches of many kinds of real steps with those recorded from a few steps on meta tensors."""
     folder = config_json(tmp_path / "model", **changed)
