@@ -35,9 +35,11 @@ def fp8_sum(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Return the products of a tile of weights and a tile of rows, [COLUMNS, ROWS] float32. Inputs are added up in
-    order, STEP at a time, which with several groups is one of them. left_scales, right_scales: addresses of the first
-    scales of outputs and of rows; the other arguments are those of `load_tiles`."""
+    """Multiply a tile of weights by a tile of rows and return [COLUMNS, ROWS] float32. Inputs are added up in order,
+    STEP at a time; with several groups, a group has STEP inputs.
+
+    left_scales, right_scales: addresses of the first scales of outputs and of rows. `load_tiles` documents the other
+    arguments."""
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     for k in range(0, INPUTS, STEP):
         a, b = load_tiles(left, right, at, k, keep_outputs, keep_rows, INPUTS, STEP)

@@ -60,8 +60,8 @@ def product_sum(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Return the products of a tile of plain weights and a tile of rows, [COLUMNS, ROWS] float32. Inputs are added up
-    in order, STEP at a time. The arguments are those of `load_tiles`."""
+    """Multiply a tile of plain weights by a tile of rows and return [COLUMNS, ROWS] float32. Inputs are added up in
+    order, STEP at a time. `load_tiles` documents the arguments."""
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     for k in range(0, INPUTS, STEP):
         a, b = load_tiles(left, right, at, k, keep_outputs, keep_rows, INPUTS, STEP)

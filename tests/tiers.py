@@ -28,7 +28,7 @@ BETWEEN = frozenset(usable()[1:-1])
 LAST = frozenset(usable()[1:][-1:])  # empty if no better one is usable
 PORTABLE = 5
 FEW = False
-"""Whether nightly tests are left out. conftest.py sets it before modules of tests are imported."""
+"""True if nightly tests are left out. conftest.py sets it before it imports test modules."""
 NIGHTLY = pytest.mark.nightly("the same test, with the parameters that are not marked")
 
 

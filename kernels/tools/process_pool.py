@@ -78,7 +78,7 @@ def run_in_processes(
     process was lost yields ProcessLost. `prepare` runs once in each process. All arguments must be picklable. Raise the
     exceptions of `prepare` and of the work.
 
-    The processes are forked from one that has imported `modules`, if no call before this one has started it."""
+    The first call starts a process that imports `modules`. All processes are its forks."""
     multiprocessing.set_forkserver_preload(["__main__", *modules])
     own = threading.local()
     workers: list[_WorkerProcess] = []
