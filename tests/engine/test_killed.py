@@ -29,6 +29,7 @@ from tests.engine.speech import whisper
 from tests.engine.test_process import connected
 from tests.engine.translators import CASES as TRANSLATORS
 from tests.engine.translators import write
+from tests.tiers import thinned
 
 ROOT = Path(__file__).parents[2]
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
@@ -130,10 +131,7 @@ async def read(client: EngineClient, submit: Submit, got: dict[str, list[int]], 
     return None
 
 
-@pytest.mark.nightly(
-    "tests/engine/test_process.py::test_a_killed_engine_is_reported_to_open_requests_which_go_on_with_the_next"
-)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", thinned(MODELS, ["family-jamba"]))
 def test_next_engine_continues_replies_of_a_killed_one(model: str, tmp_path: Path, shows: Shows) -> None:
     case = make(model, tmp_path / "model")
     config, small = tmp_path / "config.json", {"block_tokens": 4, "kv_bytes": 1 << 22, "max_running": 4}
