@@ -83,6 +83,7 @@ def test_generation_past_the_prompt_equals_transformers_with_its_cache(part_case
     close(request.result, torch.cat(want))
 
 
+@pytest.mark.sampled(4)
 def test_a_bf16_checkpoint_equals_transformers_in_float32(part_case, kernels, bf16_checkpoint, driver, ids):
     """Compiled kernels keep bf16 weights unchanged; activations are float32 on both sides."""
     prompt = ids(PROMPT, 8)

@@ -175,6 +175,7 @@ def test_several_ranks_equal_transformers(shared, by, family, driver, on_ranks, 
 
 
 @pytest.mark.parametrize(("name", "by"), RUNS)
+@pytest.mark.sampled(3)
 def test_loaded_bytes_are_the_planned_bytes(name, by, family, shows):
     compare(read_checkpoint(family(name).path), by)
     shows(family(name).path, "loads", "planned bytes = loaded bytes")
@@ -364,6 +365,7 @@ def test_llama4_declares_chunks_of_rotated_layers_and_scaled_queries_of_others(m
     ],
     ids=lambda value: str(len(value)) if isinstance(value, tuple) else value,
 )
+@pytest.mark.sampled(7)
 def test_chunked_attention_and_recurrent_state_equal_transformers_in_any_steps(name, steps, by, family, driver):
     """Chunks of 8 and of 3 tokens with blocks of 4; blocks of earlier chunks are released. Steps of one token take
     their state from the step before."""

@@ -62,6 +62,7 @@ def test_embeddings_are_those_of_transformers(saved: Saved) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "other.model."])
+@pytest.mark.sampled(5)
 def test_prefixes_of_other_exports_are_read(saved: Saved, tmp_path: Path, prefix: str) -> None:
     """In two files, as exporters write large checkpoints."""
     case, path, _ = saved
