@@ -15,8 +15,53 @@ from torch.nn import functional
 from kernels.e4m3 import GROUP, for_products, from_codes, groups_of, rounded_rows
 from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
-from kernels.product_tiles import GROUPED, grouped_tile, product_tile
+from kernels.product_tiles import GROUPED, grouped_tile, load_tiles, product_tile, store_tile
 from kernels.tuning import LARGE_TILES, settings, shared_memory
+
+
+@jit
+def fp8_sum(
+    left,
+    right,
+    at,
+    left_scales,
+    right_scales,
+    keep_outputs,
+    keep_rows,
+    INPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Multiply a tile of weights by a tile of rows and return [COLUMNS, ROWS] float32. Inputs are added up in order,
+    STEP at a time; with several groups, a group has STEP inputs.
+
+    left_scales, right_scales: addresses of the first scales of outputs and of rows. `load_tiles` documents the other
+    arguments."""
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for k in range(0, INPUTS, STEP):
+        a, b = load_tiles(left, right, at, k, keep_outputs, keep_rows, INPUTS, STEP)
+        if ROUNDED:
+            a = for_products(a)
+            b = for_products(b)
+        else:
+            a = from_codes(a, b.dtype)
+        if GROUPS > 1:
+            part = tl.dot(a, b, input_precision="ieee")
+            factor = tl.load(left_scales + k // STEP, keep_outputs, 0.0)[:, None]
+            if ROUNDED:
+                factor = factor * tl.load(right_scales + k // STEP, keep_rows, 0.0)[None, :]
+            total = tl.fma(part, factor + tl.zeros((COLUMNS, ROWS), tl.float32), total)
+        else:
+            # Hopper's sums of e4m3 have 14 bits: add at most STEP products before they go to float32.
+            total = tl.dot(a, b, total, input_precision="ieee", max_num_imprecise_acc=STEP)
+    if GROUPS == 1:
+        total *= tl.load(left_scales, keep_outputs, 0.0)[:, None]
+        if ROUNDED:
+            total *= tl.load(right_scales, keep_rows, 0.0)[None, :]
+    return total
 
 
 @jit(varying=("rows",))
@@ -40,9 +85,8 @@ def fp8_matmul_kernel(
     STEP: tl.constexpr,
     GROUPED: tl.constexpr,
 ):
-    """One program for each tile of ROWS x COLUMNS outputs; inputs are added up in order, STEP at a time, which with
-    several groups is one of them. scales: [OUTPUTS / UNIT, GROUPS]; ROUNDED: x are codes, with x_scales [rows,
-    GROUPS]."""
+    """One program for each tile of ROWS x COLUMNS outputs. scales: [OUTPUTS / UNIT, GROUPS]; ROUNDED: x are codes, with
+    x_scales [rows, GROUPS]."""
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     row_tile, column_tile = grouped_tile(tl.program_id(0), rows, ROWS, TILES, GROUPED)
     row = row_tile * ROWS + tl.arange(0, ROWS)
@@ -53,37 +97,22 @@ def fp8_matmul_kernel(
     right = x + row.to(tl.int64)[None, :] * x_row + at[:, None]
     left_scales = scales + (column // UNIT) * GROUPS
     right_scales = x_scales + row.to(tl.int64) * GROUPS
-    total = tl.zeros((COLUMNS, ROWS), tl.float32)
-    for k in range(0, INPUTS, STEP):
-        if INPUTS % STEP == 0:
-            a = tl.load(left + k, keep_columns[:, None], 0)
-            b = tl.load(right + k, keep_rows[None, :], 0 if ROUNDED else 0.0)
-        else:
-            inside = at < INPUTS - k
-            a = tl.load(left + k, keep_columns[:, None] & inside[None, :], 0)
-            b = tl.load(right + k, keep_rows[None, :] & inside[:, None], 0 if ROUNDED else 0.0)
-        if ROUNDED:
-            a = for_products(a)
-            b = for_products(b)
-        else:
-            a = from_codes(a, x.dtype.element_ty)
-        if GROUPS > 1:
-            part = tl.dot(a, b, input_precision="ieee")
-            factor = tl.load(left_scales + k // STEP, keep_columns, 0.0)[:, None]
-            if ROUNDED:
-                factor = factor * tl.load(right_scales + k // STEP, keep_rows, 0.0)[None, :]
-            total = tl.fma(part, factor + tl.zeros((COLUMNS, ROWS), tl.float32), total)
-        else:
-            # Hopper's sums of e4m3 have 14 bits: add at most STEP products before they go to float32.
-            total = tl.dot(a, b, total, input_precision="ieee", max_num_imprecise_acc=STEP)
-    if GROUPS == 1:
-        total *= tl.load(left_scales, keep_columns, 0.0)[:, None]
-        if ROUNDED:
-            total *= tl.load(right_scales, keep_rows, 0.0)[None, :]
-    if BIAS:
-        total += tl.load(bias + column, keep_columns, 0.0).to(tl.float32)[:, None]
-    place = y + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    tl.store(place, tl.trans(total).to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
+    total = fp8_sum(
+        left,
+        right,
+        at,
+        left_scales,
+        right_scales,
+        keep_columns,
+        keep_rows,
+        INPUTS,
+        GROUPS,
+        ROUNDED,
+        ROWS,
+        COLUMNS,
+        STEP,
+    )
+    store_tile(total, y, bias, row, column, keep_rows, keep_columns, OUTPUTS, BIAS)
 
 
 def _default(rows: int, row_bytes: int, device: torch.device) -> dict[str, int]:

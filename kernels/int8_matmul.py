@@ -12,11 +12,37 @@ from torch.nn import functional
 
 from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
-from kernels.product_tiles import GROUPED, grouped_tile, product_tile
+from kernels.product_tiles import GROUPED, grouped_tile, load_tiles, product_tile, store_tile
 from kernels.quantize_int8 import int8_rows
 from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 STEP = 128  # inputs that are multiplied at once
+
+
+@jit
+def int8_sum(
+    left,
+    right,
+    at,
+    left_scales,
+    right_scales,
+    keep_outputs,
+    keep_rows,
+    INPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Multiply a tile of weights by a tile of rows and return [COLUMNS, ROWS] float32.
+
+    left_scales, right_scales: addresses of the scales of outputs and of rows. `load_tiles` documents the other
+    arguments."""
+    total = tl.zeros((COLUMNS, ROWS), tl.int32)
+    for k in range(0, INPUTS, STEP):
+        a, b = load_tiles(left, right, at, k, keep_outputs, keep_rows, INPUTS, STEP)
+        total = tl.dot(a, b, total, out_dtype=tl.int32)
+    wide = total.to(tl.float32) * tl.load(left_scales, keep_outputs, 0.0)[:, None]
+    return wide * tl.load(right_scales, keep_rows, 0.0)[None, :]
 
 
 @jit(varying=("rows",))
@@ -46,22 +72,9 @@ def int8_matmul_kernel(
     keep_rows, keep_columns = row < rows, column < OUTPUTS
     left = weight + column.to(tl.int64)[:, None] * INPUTS + at[None, :]
     right = x + row.to(tl.int64)[None, :] * x_row + at[:, None]
-    total = tl.zeros((COLUMNS, ROWS), tl.int32)
-    for k in range(0, INPUTS, STEP):
-        if INPUTS % STEP == 0:
-            a = tl.load(left + k, keep_columns[:, None], 0)
-            b = tl.load(right + k, keep_rows[None, :], 0)
-        else:
-            inside = at < INPUTS - k
-            a = tl.load(left + k, keep_columns[:, None] & inside[None, :], 0)
-            b = tl.load(right + k, keep_rows[None, :] & inside[:, None], 0)
-        total = tl.dot(a, b, total, out_dtype=tl.int32)
-    wide = total.to(tl.float32) * tl.load(scales + column, keep_columns, 0.0)[:, None]
-    wide *= tl.load(x_scales + row, keep_rows, 0.0)[None, :]
-    if BIAS:
-        wide += tl.load(bias + column, keep_columns, 0.0).to(tl.float32)[:, None]
-    place = y + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    tl.store(place, tl.trans(wide).to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
+    own_scales, row_scales = scales + column, x_scales + row
+    total = int8_sum(left, right, at, own_scales, row_scales, keep_columns, keep_rows, INPUTS, ROWS, COLUMNS, STEP)
+    store_tile(total, y, bias, row, column, keep_rows, keep_columns, OUTPUTS, BIAS)
 
 
 def _triton(

@@ -16,7 +16,7 @@ from torch.nn import functional
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, row_stride, tl, triton
 from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
-from kernels.product_tiles import GROUPED, grouped_tile, product_tile
+from kernels.product_tiles import GROUPED, grouped_tile, product_sum, product_tile, store_tile
 from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
@@ -65,20 +65,8 @@ def matmul_kernel(
     keep_rows, keep_columns = row < rows, column < OUTPUTS
     left = weight + column.to(tl.int64)[:, None] * INPUTS + at[None, :]
     right = x + row.to(tl.int64)[None, :] * x_row + at[:, None]
-    total = tl.zeros((COLUMNS, ROWS), tl.float32)
-    for k in range(0, INPUTS, STEP):
-        if INPUTS % STEP == 0:
-            a = tl.load(left + k, keep_columns[:, None], 0.0)
-            b = tl.load(right + k, keep_rows[None, :], 0.0)
-        else:
-            inside = at < INPUTS - k
-            a = tl.load(left + k, keep_columns[:, None] & inside[None, :], 0.0)
-            b = tl.load(right + k, keep_rows[None, :] & inside[:, None], 0.0)
-        total = tl.dot(a, b, total, input_precision="ieee")
-    if BIAS:
-        total += tl.load(bias + column, keep_columns, 0.0).to(tl.float32)[:, None]
-    place = y + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    tl.store(place, tl.trans(total).to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
+    total = product_sum(left, right, at, keep_columns, keep_rows, INPUTS, ROWS, COLUMNS, STEP)
+    store_tile(total, y, bias, row, column, keep_rows, keep_columns, OUTPUTS, BIAS)
 
 
 @jit(varying=("rows",))
@@ -112,10 +100,7 @@ def descriptor_matmul_kernel(
     row = row_tile * ROWS + tl.arange(0, ROWS)
     column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     keep_rows, keep_columns = row < rows, column < OUTPUTS
-    if BIAS:
-        total += tl.load(bias + column, keep_columns, 0.0).to(tl.float32)[:, None]
-    place = y + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    tl.store(place, tl.trans(total).to(y.dtype.element_ty), keep_rows[:, None] & keep_columns[None, :])
+    store_tile(total, y, bias, row, column, keep_rows, keep_columns, OUTPUTS, BIAS)
 
 
 LOADS = ("pointers", "descriptors", "specialized")

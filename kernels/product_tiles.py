@@ -32,3 +32,47 @@ def grouped_tile(program, rows, ROWS: tl.constexpr, TILES: tl.constexpr, GROUPED
     size = tl.minimum(row_tiles - group * GROUPED, GROUPED)
     inside = program - group * (GROUPED * TILES)
     return group * GROUPED + inside % size, inside // size
+
+
+@jit
+def load_tiles(left, right, at, k, keep_outputs, keep_rows, INPUTS: tl.constexpr, STEP: tl.constexpr):
+    """Return the tile of weights [outputs, STEP] and the tile of rows [STEP, rows] from input k on; numbers beyond
+    INPUTS are 0. left, right: addresses of the tiles at input 0; at: 0, 1, … STEP - 1."""
+    if INPUTS % STEP == 0:
+        a = tl.load(left + k, keep_outputs[:, None], 0)
+        b = tl.load(right + k, keep_rows[None, :], 0)
+    else:
+        inside = at < INPUTS - k
+        a = tl.load(left + k, keep_outputs[:, None] & inside[None, :], 0)
+        b = tl.load(right + k, keep_rows[None, :] & inside[:, None], 0)
+    return a, b
+
+
+@jit
+def product_sum(
+    left,
+    right,
+    at,
+    keep_outputs,
+    keep_rows,
+    INPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Multiply a tile of plain weights by a tile of rows and return [COLUMNS, ROWS] float32. Inputs are added up in
+    order, STEP at a time. `load_tiles` documents the arguments."""
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for k in range(0, INPUTS, STEP):
+        a, b = load_tiles(left, right, at, k, keep_outputs, keep_rows, INPUTS, STEP)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    return total
+
+
+@jit
+def store_tile(total, y, bias, row, output, keep_rows, keep_outputs, OUTPUTS: tl.constexpr, BIAS: tl.constexpr):
+    """Store the products of a tile, plus the bias. total: [outputs, rows] float32; row, output: numbers of both."""
+    if BIAS:
+        total += tl.load(bias + output, keep_outputs, 0.0).to(tl.float32)[:, None]
+    place = y + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+    tl.store(place, tl.trans(total).to(y.dtype.element_ty), keep_rows[:, None] & keep_outputs[None, :])

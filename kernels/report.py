@@ -204,7 +204,8 @@ def compile_all(
                     place[key] = len(rows)
                     jobs.append(CompileJob(number, target.name, device, at))
                     rows.append(Row(one.op, (one.case,), target.name, device, one.may_spill))
-    results = run_in_processes(partial(_prepare, tuple(sources), settings), jobs, processes, LIMIT_S)
+    prepare = partial(_prepare, tuple(sources), settings)
+    results = run_in_processes(prepare, jobs, processes, LIMIT_S, modules=["kernels.ops", "kernels.tools.launchers"])
     for row, result in zip(rows, results, strict=True):
         if isinstance(result, Compiled):
             yield dataclasses.replace(row, compiled=result)

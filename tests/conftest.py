@@ -20,7 +20,7 @@ import torch
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
-from tests import repeat
+from tests import repeat, tiers
 from tests.cells import Recorder
 from tests.cells import shows as shows  # a fixture
 from tests.emulation import use_emulated
@@ -71,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers.FEW = "not nightly" in config.option.markexpr
     gc.disable()  # until the tests are collected, because each garbage collection would visit all of them
     if config.getoption("emulate"):
         patch = pytest.MonkeyPatch()

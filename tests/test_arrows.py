@@ -39,7 +39,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels.sampling": ("kernels.cpu", "kernels.jit", "kernels.op"),
     "kernels.experts": (
         *("kernels.integer_layout", "kernels.integer_matmul", "kernels.sampling", "kernels.jit", "kernels.op"),
-        *("kernels.tuning", "kernels.e4m3", "kernels.int8_matmul", "kernels.quantize_int8"),
+        *("kernels.tuning", "kernels.e4m3", "kernels.int8_matmul", "kernels.fp8_matmul", "kernels.product_tiles"),
+        "kernels.quantize_int8",
     ),
     "kernels.attention": (
         "kernels.cpu",

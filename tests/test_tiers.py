@@ -4,9 +4,11 @@ import ast
 import subprocess
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests import tiers
 from tests.tiers import NIGHTLY, mark_tiers, paired, thinned
 
 TESTS = Path(__file__).parent
@@ -132,6 +134,19 @@ def test_of_sampled_cases_every_nth_one_is_kept_and_always_the_first():
     items = [Item(f"t.py::test_{name}[{case}]", 3) for name in "ab" for case in range(4)]
     mark_tiers([*items, plain := Item("t.py::test_c")])  # type: ignore[list-item]
     assert [item.added for item in items] == [[], [NIGHTLY], [NIGHTLY], []] * 2 and plain.added == []
+
+
+def test_of_models_with_the_portable_instruction_set_every_fifth_is_kept(monkeypatch):
+    monkeypatch.setattr(tiers, "LAST", frozenset(["base"]))
+    items = []
+    for folder in (tiers.MODELS, ROOT / "tests" / "kernels"):
+        for case in range(6):
+            for kernels in ("avx2", "base"):
+                items.append(item := Item(f"t.py::test_{folder.name}[{case}-{kernels}]"))
+                item.path, item.callspec = folder / "test_a.py", SimpleNamespace(id=f"{case}-{kernels}")
+    mark_tiers(items)
+    nightly = [item.nodeid for item in items if item.added]
+    assert nightly == [f"t.py::test_engine[{case}-base]" for case in range(1, 5)]
 
 
 def units() -> list[str]:

@@ -3,10 +3,11 @@
 `make test` omits two kinds of tests that `make test-all` runs:
 
 variants  a test that runs once for each instruction set of the CPU's kernels. `make test` runs it with the portable one
-          and with the best one.
+          and with the best one. tests/kernels compares each kernel of both; in tests/engine, whose tests compute models
+          of the same kernels, the portable one runs one of PORTABLE cases of a test, and the others are nightly.
 nightly   a test that repeats a property for more architectures, cases, requests or time. The marker names the test of
           `make test` that covers the property; `thinned` and `paired` mark the parameters of one test, and
-          `sampled(n)` all but every n-th case of a test.
+          `sampled(n)` all but every n-th case of a test. `examples` reduces the examples of Hypothesis.
 
 tests/test_tiers.py checks both.
 """
@@ -21,8 +22,13 @@ from kernels.cpu.library import FOLDER as KERNELS
 from kernels.cpu.library import usable
 
 ROOT = KERNELS.parents[1]
-FOLDERS = (ROOT / "tests" / "engine", ROOT / "tests" / "kernels")
+MODELS = ROOT / "tests" / "engine"
+FOLDERS = (MODELS, ROOT / "tests" / "kernels")
 BETWEEN = frozenset(usable()[1:-1])
+LAST = frozenset(usable()[1:][-1:])  # empty if no better one is usable
+PORTABLE = 5
+FEW = False
+"""True if nightly tests are left out. conftest.py sets it before it imports test modules."""
 NIGHTLY = pytest.mark.nightly("the same test, with the parameters that are not marked")
 
 
@@ -34,17 +40,38 @@ def is_variant(item: pytest.Item) -> bool:
     return any(item.path.is_relative_to(folder) for folder in FOLDERS)
 
 
+def is_portable(item: pytest.Item) -> bool:
+    """Return whether the test computes a model with the portable instruction set, and a better one is usable."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or not LAST.intersection(callspec.id.split("-")):
+        return False
+    return item.path.is_relative_to(MODELS)
+
+
 def mark_tiers(items: Iterable[pytest.Item]) -> None:
-    """Mark the variants, and all but every n-th of the other cases of a test with the marker `sampled(n)`."""
+    """Mark the variants, all but every n-th of the other cases of a test with the marker `sampled(n)`, and all but
+    some of its remaining cases with the portable instruction set."""
     cases: Counter[str] = Counter()
+    portable: Counter[str] = Counter()
     for item in items:
+        test = item.nodeid.partition("[")[0]
         if is_variant(item):
             item.add_marker("variants")
-        elif marker := item.get_closest_marker("sampled"):
-            test = item.nodeid.partition("[")[0]
-            if cases[test] % marker.args[0]:
-                item.add_marker(NIGHTLY)
+            continue
+        if marker := item.get_closest_marker("sampled"):
             cases[test] += 1
+            if (cases[test] - 1) % marker.args[0]:
+                item.add_marker(NIGHTLY)
+                continue
+        if is_portable(item) and item.get_closest_marker("nightly") is None:
+            portable[test] += 1
+            if (portable[test] - 1) % PORTABLE:
+                item.add_marker(NIGHTLY)
+
+
+def examples(most: int) -> int:
+    """Return the number of examples of a test with Hypothesis. `make test` has a quarter of them."""
+    return -(-most // 4) if FEW else most
 
 
 def thinned(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.e4m3 import GROUP, for_products, from_codes, groups_of, rounded_rows
-from kernels.experts.matmul import EXPERT_MATMUL, store_pairs
-from kernels.experts.schedule import EXPERT_SCHEDULE, drawn_expert_ids, empty_schedule, tile_rows
+from kernels.e4m3 import GROUP, groups_of, rounded_rows
+from kernels.experts.matmul import EXPERT_MATMUL, read_bytes, store_pairs
+from kernels.experts.schedule import drawn_schedule
+from kernels.fp8_matmul import fp8_sum
 from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 from kernels.tuning import LARGE_TILES, settings, shared_memory
@@ -92,33 +93,9 @@ def fp8_expert_matmul_kernel(
     right = x + row[None, :] * x_row + at[:, None]
     left_scales = weight_scales + (expert * UNITS + output // UNIT) * GROUPS
     right_scales = x_scales + row * GROUPS
-    total = tl.zeros((COLUMNS, ROWS), tl.float32)
-    for k in range(0, INPUTS, STEP):
-        if INPUTS % STEP == 0:
-            a = tl.load(left + k, keep[:, None], 0)
-            b = tl.load(right + k, real[None, :], 0 if ROUNDED else 0.0)
-        else:
-            inside = at < INPUTS - k
-            a = tl.load(left + k, keep[:, None] & inside[None, :], 0)
-            b = tl.load(right + k, real[None, :] & inside[:, None], 0 if ROUNDED else 0.0)
-        if ROUNDED:
-            a = for_products(a)
-            b = for_products(b)
-        else:
-            a = from_codes(a, x.dtype.element_ty)
-        if GROUPS > 1:
-            part = tl.dot(a, b, input_precision="ieee")
-            factor = tl.load(left_scales + k // STEP, keep, 0.0)[:, None]
-            if ROUNDED:
-                factor = factor * tl.load(right_scales + k // STEP, real, 0.0)[None, :]
-            total = tl.fma(part, factor + tl.zeros((COLUMNS, ROWS), tl.float32), total)
-        else:
-            # Hopper's sums of e4m3 have 14 bits: add at most STEP products before they go to float32.
-            total = tl.dot(a, b, total, input_precision="ieee", max_num_imprecise_acc=STEP)
-    if GROUPS == 1:
-        total *= tl.load(left_scales, keep, 0.0)[:, None]
-        if ROUNDED:
-            total *= tl.load(right_scales, real, 0.0)[None, :]
+    total = fp8_sum(
+        left, right, at, left_scales, right_scales, keep, real, INPUTS, GROUPS, ROUNDED, ROWS, COLUMNS, STEP
+    )
     store_pairs(total, y, bias, scales, expert, pair, real, output, keep, OUTPUTS, BIAS, SCALED)
 
 
@@ -205,9 +182,7 @@ def _inputs(
     scaled: bool = False,
 ) -> Args:
     """down: a row of x for each pair. rows: of a tile (default: as served)."""
-    expert_ids = drawn_expert_ids(make, tokens, num_experts, top_k, None)
-    rows = rows or tile_rows(tokens, top_k, num_experts)
-    pairs, tiles = (empty_schedule if make.meta else EXPERT_SCHEDULE.reference)(expert_ids, num_experts, rows)
+    pairs, tiles, rows = drawn_schedule(make, tokens, num_experts, top_k, rows)
     x, x_scales = make.normal(tokens * (top_k if down else 1), inputs), None
     if rounded:
         x, x_scales = rounded_rows(x, group or inputs)
@@ -230,16 +205,9 @@ def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...
 
 
 def _traffic(x: Tensor, x_scales: Tensor | None, weight: Tensor, weight_scales: Tensor, unit: int, *more: Any) -> int:
-    """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
-    experts."""
     pairs, tiles, _, _, bias, scales, dtype = more
-    num_experts, outputs = weight.shape[:2]
-    if tiles.device.type == "meta":
-        used = num_experts * (1 - (1 - 1 / num_experts) ** len(pairs))
-    else:
-        used = len({expert for expert, first, end in tiles.tolist() if first < end})
-    each = nbytes(weight, weight_scales, bias) / num_experts
-    return nbytes(x, x_scales, pairs, tiles, scales) + len(pairs) * outputs * dtype.itemsize + round(each * used)
+    read = read_bytes(pairs, tiles, weight, weight_scales, bias)
+    return nbytes(x, x_scales, pairs, tiles, scales) + len(pairs) * weight.shape[1] * dtype.itemsize + read
 
 
 SMALL = {"inputs": 70, "outputs": 37}

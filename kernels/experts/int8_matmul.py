@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.experts.matmul import EXPERT_MATMUL, store_pairs
-from kernels.experts.schedule import EXPERT_SCHEDULE, drawn_expert_ids, empty_schedule, tile_rows
-from kernels.int8_matmul import STEP
+from kernels.experts.matmul import EXPERT_MATMUL, read_bytes, store_pairs
+from kernels.experts.schedule import drawn_schedule
+from kernels.int8_matmul import STEP, int8_sum
 from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 from kernels.quantize_int8 import int8_rows
@@ -79,19 +79,9 @@ def int8_expert_matmul_kernel(
     row = (pair // PAIRS_PER_ROW).to(tl.int64)
     left = weight + (expert * OUTPUTS + output)[:, None] * INPUTS + at[None, :]
     right = x + row[None, :] * x_row + at[:, None]
-    total = tl.zeros((COLUMNS, ROWS), tl.int32)
-    for k in range(0, INPUTS, STEP):
-        if INPUTS % STEP == 0:
-            a = tl.load(left + k, keep[:, None], 0)
-            b = tl.load(right + k, real[None, :], 0)
-        else:
-            inside = at < INPUTS - k
-            a = tl.load(left + k, keep[:, None] & inside[None, :], 0)
-            b = tl.load(right + k, real[None, :] & inside[:, None], 0)
-        total = tl.dot(a, b, total, out_dtype=tl.int32)
-    wide = total.to(tl.float32) * tl.load(weight_scales + expert * OUTPUTS + output, keep, 0.0)[:, None]
-    wide *= tl.load(x_scales + row, real, 0.0)[None, :]
-    store_pairs(wide, y, bias, scales, expert, pair, real, output, keep, OUTPUTS, BIAS, SCALED)
+    own_scales, row_scales = weight_scales + expert * OUTPUTS + output, x_scales + row
+    total = int8_sum(left, right, at, own_scales, row_scales, keep, real, INPUTS, ROWS, COLUMNS, STEP)
+    store_pairs(total, y, bias, scales, expert, pair, real, output, keep, OUTPUTS, BIAS, SCALED)
 
 
 def _triton(
@@ -163,9 +153,7 @@ def _inputs(
     scaled: bool = False,
 ) -> Args:
     """down: a row of x for each pair. rows: of a tile (default: as served)."""
-    expert_ids = drawn_expert_ids(make, tokens, num_experts, top_k, None)
-    rows = rows or tile_rows(tokens, top_k, num_experts)
-    pairs, tiles = (empty_schedule if make.meta else EXPERT_SCHEDULE.reference)(expert_ids, num_experts, rows)
+    pairs, tiles, rows = drawn_schedule(make, tokens, num_experts, top_k, rows)
     x, x_scales = int8_rows(make.normal(tokens * (top_k if down else 1), inputs))
     weight = make.integers(-127, 128, num_experts, outputs, inputs, dtype=torch.int8)
     weight_scales = make.normal(num_experts, outputs, dtype=torch.float32).exp() * (0.02 * inputs**-0.5)
@@ -183,16 +171,9 @@ def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...
 
 
 def _traffic(x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor, *more: Any) -> int:
-    """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
-    experts."""
     pairs, tiles, _, _, bias, scales, dtype = more
-    num_experts, outputs = weight.shape[:2]
-    if tiles.device.type == "meta":
-        used = num_experts * (1 - (1 - 1 / num_experts) ** len(pairs))
-    else:
-        used = len({expert for expert, first, end in tiles.tolist() if first < end})
-    each = nbytes(weight, weight_scales, bias) / num_experts
-    return nbytes(x, x_scales, pairs, tiles, scales) + len(pairs) * outputs * dtype.itemsize + round(each * used)
+    read = read_bytes(pairs, tiles, weight, weight_scales, bias)
+    return nbytes(x, x_scales, pairs, tiles, scales) + len(pairs) * weight.shape[1] * dtype.itemsize + read
 
 
 SMALL = {"inputs": 70, "outputs": 37}

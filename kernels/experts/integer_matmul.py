@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.experts.matmul import EXPERT_MATMUL, store_pairs
-from kernels.experts.schedule import EXPERT_SCHEDULE, drawn_expert_ids, empty_schedule, tile_rows
+from kernels.experts.matmul import EXPERT_MATMUL, read_bytes, store_pairs
+from kernels.experts.schedule import drawn_schedule
 from kernels.integer_layout import half_of, packed_bytes
 from kernels.integer_matmul import packed_sum, restored
 from kernels.jit import jit, launch, row_stride, tl
@@ -184,9 +184,7 @@ def _inputs(
     scaled: bool = False,
 ) -> Args:
     """down: a row of x for each pair. rows: of a tile (default: as served)."""
-    expert_ids = drawn_expert_ids(make, tokens, num_experts, top_k, None)
-    rows = rows or tile_rows(tokens, top_k, num_experts)
-    pairs, tiles = (empty_schedule if make.meta else EXPERT_SCHEDULE.reference)(expert_ids, num_experts, rows)
+    pairs, tiles, rows = drawn_schedule(make, tokens, num_experts, top_k, rows)
     x = make.normal(tokens * (top_k if down else 1), inputs)
     width, groups = packed_bytes(inputs, bits, group), -(-inputs // group)
     weight = make.integers(0, 256, num_experts, outputs, width, dtype=torch.uint8)
@@ -208,17 +206,9 @@ def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...
 
 
 def _traffic(x: Tensor, weight: Tensor, group_scales: Tensor, zeros: Tensor | None, *more: Any) -> int:
-    """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
-    experts."""
     _, _, pairs, tiles, _, _, bias, scales = (*more, *(None,) * (8 - len(more)))
-    num_experts, outputs = weight.shape[:2]
-    if tiles.device.type == "meta":
-        used = num_experts * (1 - (1 - 1 / num_experts) ** len(pairs))
-    else:
-        used = len({expert for expert, first, end in tiles.tolist() if first < end})
-    results = len(pairs) * outputs * x.element_size()
-    each = nbytes(weight, group_scales, zeros, bias) / num_experts
-    return nbytes(x, pairs, tiles, scales) + results + round(each * used)
+    results = len(pairs) * weight.shape[1] * x.element_size()
+    return nbytes(x, pairs, tiles, scales) + results + read_bytes(pairs, tiles, weight, group_scales, zeros, bias)
 
 
 SMALL = {"inputs": 70, "outputs": 37}

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.experts.schedule import EXPERT_SCHEDULE, drawn_expert_ids, empty_schedule, tile_rows
+from kernels.experts.schedule import EXPERT_SCHEDULE, drawn_schedule, tile_rows
 from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
+from kernels.product_tiles import product_sum
 from kernels.tuning import settings
 
 STEP = 64  # inputs at a time
@@ -108,16 +109,7 @@ def expert_matmul_kernel(
     at = tl.arange(0, STEP)
     left = weight + (expert * OUTPUTS + output)[:, None] * INPUTS + at[None, :]
     right = x + (pair // PAIRS_PER_ROW).to(tl.int64)[None, :] * x_row + at[:, None]
-    total = tl.zeros((COLUMNS, ROWS), tl.float32)
-    for k in range(0, INPUTS, STEP):
-        if INPUTS % STEP == 0:
-            a = tl.load(left + k, keep[:, None], 0.0)
-            b = tl.load(right + k, real[None, :], 0.0)
-        else:
-            inside = at < INPUTS - k
-            a = tl.load(left + k, keep[:, None] & inside[None, :], 0.0)
-            b = tl.load(right + k, real[None, :] & inside[:, None], 0.0)
-        total = tl.dot(a, b, total, input_precision="ieee")
+    total = product_sum(left, right, at, keep, real, INPUTS, ROWS, COLUMNS, STEP)
     store_pairs(total, y, bias, scales, expert, pair, real, output, keep, OUTPUTS, BIAS, SCALED)
 
 
@@ -198,9 +190,7 @@ def _inputs(
     scaled: bool = False,
 ) -> Args:
     """down: a row of x for each pair. only: an expert that every token takes. rows: of a tile (default: as served)."""
-    expert_ids = drawn_expert_ids(make, tokens, num_experts, top_k, only)
-    rows = rows or tile_rows(tokens, top_k, num_experts)
-    pairs, tiles = (empty_schedule if make.meta else EXPERT_SCHEDULE.reference)(expert_ids, num_experts, rows)
+    pairs, tiles, rows = drawn_schedule(make, tokens, num_experts, top_k, rows, only)
     x = make.normal(tokens * (top_k if down else 1), inputs)
     weight = make.normal(num_experts, outputs, inputs, scale=inputs**-0.5)
     bias = make.normal(num_experts, outputs) if biased else None
@@ -222,6 +212,18 @@ def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...
     return one, lambda outputs: (outputs[0][mine],)
 
 
+def read_bytes(pairs: Tensor, tiles: Tensor, *stacks: Tensor | None) -> int:
+    """Return the bytes of the weights and their scales of the experts with a pair. stacks: [experts, …]. On the meta
+    device tiles have no values: assume evenly distributed experts."""
+    assert stacks[0] is not None, "there are weights"
+    num_experts = len(stacks[0])
+    if tiles.device.type == "meta":
+        used = num_experts * (1 - (1 - 1 / num_experts) ** len(pairs))
+    else:
+        used = len({expert for expert, first, end in tiles.tolist() if first < end})
+    return round(nbytes(*stacks) / num_experts * used)
+
+
 def _traffic(
     x: Tensor,
     weight: Tensor,
@@ -232,15 +234,8 @@ def _traffic(
     bias: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> int:
-    """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
-    experts."""
-    num_experts, outputs, _ = weight.shape
-    if tiles.device.type == "meta":
-        used = num_experts * (1 - (1 - 1 / num_experts) ** len(pairs))
-    else:
-        used = len({expert for expert, first, end in tiles.tolist() if first < end})
-    results = len(pairs) * outputs * x.element_size()
-    return nbytes(x, pairs, tiles, scales) + results + round((weight.nbytes + nbytes(bias)) / num_experts * used)
+    results = len(pairs) * weight.shape[1] * x.element_size()
+    return nbytes(x, pairs, tiles, scales) + results + read_bytes(pairs, tiles, weight, bias)
 
 
 def _served(

@@ -176,3 +176,13 @@ EXPERT_SCHEDULE = Op(
         2 * nbytes(expert_ids) + 4 * FIELDS * max_tiles(expert_ids.numel(), num_experts, rows)
     ),
 )
+
+
+def drawn_schedule(
+    make: Make, tokens: int, num_experts: int, top_k: int, rows: int | None = None, only: int | None = None
+) -> tuple[Tensor, Tensor, int]:
+    """Return pairs and tiles of drawn experts, and the rows of a tile (default: as served)."""
+    expert_ids = drawn_expert_ids(make, tokens, num_experts, top_k, only)
+    rows = rows or tile_rows(tokens, top_k, num_experts)
+    schedule = empty_schedule if make.meta else EXPERT_SCHEDULE.reference
+    return *schedule(expert_ids, num_experts, rows), rows

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 Work = Callable[[Any], Any]
@@ -24,12 +24,12 @@ class _WorkerProcess:
 
     def __init__(self, prepare: Callable[[], Work], limit_s: float) -> None:
         self._prepare, self._limit_s = prepare, limit_s
-        self._process: SpawnProcess | None = None
+        self._process: ForkServerProcess | None = None
         self._pipe: Connection | None = None
 
     def run(self, item: Any) -> Any:
         if self._process is None or self._pipe is None:
-            context = multiprocessing.get_context("spawn")
+            context = multiprocessing.get_context("forkserver")
             self._pipe, end = context.Pipe()
             self._process = context.Process(target=_serve, args=(end, self._prepare), daemon=True)
             self._process.start()
@@ -72,11 +72,14 @@ def _serve(pipe: Connection, prepare: Callable[[], Work]) -> None:
 
 
 def run_in_processes(
-    prepare: Callable[[], Work], items: Sequence[Any], processes: int, limit_s: float
+    prepare: Callable[[], Work], items: Sequence[Any], processes: int, limit_s: float, modules: Sequence[str] = ()
 ) -> Iterator[Any]:
     """Compute `prepare()(item)` for each item in `processes` processes and yield the results in order. An item whose
     process was lost yields ProcessLost. `prepare` runs once in each process. All arguments must be picklable. Raise the
-    exceptions of `prepare` and of the work."""
+    exceptions of `prepare` and of the work.
+
+    The first call starts a process that imports `modules`. All processes are its forks."""
+    multiprocessing.set_forkserver_preload(["__main__", *modules])
     own = threading.local()
     workers: list[_WorkerProcess] = []
 

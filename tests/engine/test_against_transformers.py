@@ -136,7 +136,7 @@ def assert_same(case: Case, made: Generation) -> None:
         assert found.top_ids == tuple(ids.tolist())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_chunks_batches_and_cached_prefixes_change_nothing(case, engine, shows):
     prompts = prompts_of(1)
     with engine(case.path) as llm:
@@ -152,7 +152,7 @@ def test_chunks_batches_and_cached_prefixes_change_nothing(case, engine, shows):
     shows(case.path, "equals transformers", "chunked prefill", "prefix hit")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_preempted_requests_end_as_if_they_had_been_alone(case, engine, shows):
     prompts = prompts_of(2)
     with engine(case.path, kv_bytes=case.tight_bytes(), overlap=False, prefix_cache=False) as llm:
@@ -165,7 +165,7 @@ def test_preempted_requests_end_as_if_they_had_been_alone(case, engine, shows):
     shows(case.path, *["preempted"][: sum(one.timing.preemptions for one in made)])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_prompt_logprobs_are_transformers_at_every_chunk_edge(case, engine):
     prompts = prompts_of(3)[:6]
     with engine(case.path) as llm:
@@ -188,6 +188,7 @@ def test_prompt_logprobs_are_transformers_at_every_chunk_edge(case, engine):
         *(("llama", "bfloat16"), ("gemma2", "float16"), ("llama", "int8")),
     ],
 )
+@pytest.mark.sampled(2)
 def test_drawn_tokens_depend_on_neither_batch_nor_steps_nor_preemption(name, pages, tmp_path, engine):
     path = tmp_path / name
     tiny.random_model(name).save_pretrained(path)

@@ -19,6 +19,7 @@ from engine.worker.ranked import RankedWorker
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
 from tests.engine.adapters import random_pairs, write_adapter
+from tests.tiers import thinned
 
 KERNELS = ["torch", best()]
 TOKENS = 3
@@ -57,7 +58,7 @@ def engine(path: Path, draft: Path | None, kernels: str = "torch", **more) -> LL
     return lookup.engine(path, "off" if draft is None else "draft", kernels, draft_tokens=TOKENS, **own, **more)
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=thinned(dict.fromkeys(KERNELS), [best()]) if best() != "torch" else ["torch"])
 def plain(request: pytest.FixtureRequest, path: Path) -> Iterator[LLM]:
     with engine(path, None, request.param) as made:
         yield made
@@ -118,7 +119,7 @@ def drafted(llm: LLM) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "name", ["greedy", "sampled", "truncated", "penalties", "min tokens", "stop string", "json", "thinking budget"]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_replies_with_drafts_are_those_without(name: str, plain: LLM, drafting: LLM):
     wanted = lookup.requests(name, 2)
     expected, before = plain.generate([PROMPT] * 2, wanted), drafted(drafting)
@@ -151,6 +152,7 @@ def test_a_perfect_draft_with_triton_kernels_is_accepted_whole(path: Path, plain
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.sampled(2)
 def test_drafts_follow_chunks_of_prompts_cached_prefixes_and_preemption(kernels: str, path: Path):
     """Every draft of the same model is accepted, so the draft model has the keys and values of all tokens."""
     wanted = [*lookup.requests("sampled", 5), *lookup.requests("greedy", 1)]
@@ -237,6 +239,7 @@ def test_an_interrupted_reply_resumes_with_drafts(plain: LLM, perfect: LLM):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.sampled(3)
 def test_attention_windows_of_a_draft_model(model: type, changes: dict, kernels: str, path: Path, tmp_path: Path):
     """A draft model whose layers have windows uses the block table of the target's widest layers."""
     own = saved(tmp_path / "model", path, model, **changes)
@@ -270,7 +273,6 @@ def test_a_recording_with_a_draft_model_replays_exactly(path: Path, other: Path,
     assert "all plans equal" in capsys.readouterr().out
 
 
-@pytest.mark.sampled(2)
 def test_ranks_share_the_drafts_of_rank_0(path: Path, plain: LLM):
     wanted = lookup.requests("sampled", 2)
     with engine(path, path, plain.config.hardware.kernels, tensor=2) as llm:

@@ -29,7 +29,7 @@ from tests.engine import test_speculation as lookup
 from tests.engine.gguf_writer import Kind, drawn_blocks, write_gguf
 from tests.engine.layers import test_gguf
 from tests.engine.test_draft_models import check_drafts, drafted, spied
-from tests.tiers import paired
+from tests.tiers import paired, thinned
 
 KERNELS = ["torch", best()]
 VOCAB, HIDDEN, HEADS, DIM, LAYERS = 263, 32, 4, 8, 4
@@ -302,6 +302,7 @@ REQUESTS = ("greedy", "sampled", "truncated", "penalties", "json", "stop string"
 
 
 @pytest.mark.parametrize(("name", "head"), paired(REQUESTS, [*HEADS_OF]), indirect=["head"])
+@pytest.mark.sampled(3)
 def test_replies_with_a_head_are_those_without(name: str, target: Path, head: Made):
     """Prompts are computed in chunks, more requests arrive than run, and the pages are too few for all of them."""
     wanted, prompts = lookup.requests(name, 4), [PROMPT[: 5 * number + 2] for number in range(4)]
@@ -319,6 +320,7 @@ def test_replies_with_a_head_are_those_without(name: str, target: Path, head: Ma
         assert lookup.seen(again) == expected[-1:]
 
 
+@pytest.mark.sampled(3)
 def test_a_cached_prefix_keeps_replies_and_drafts(target: Path, head: Made):
     params = lookup.requests("sampled", 1)[0]
     with engine(target, head, best()) as llm:
@@ -333,6 +335,7 @@ def test_a_cached_prefix_keeps_replies_and_drafts(target: Path, head: Made):
     assert abs(found.timing.accepted_tokens - uncached.timing.accepted_tokens) <= 3
 
 
+@pytest.mark.sampled(3)
 def test_an_interrupted_reply_resumes_with_drafts(target: Path, head: Made):
     params = lookup.requests("sampled", 1)[0]
     with engine(target, None, best()) as llm:
@@ -348,6 +351,7 @@ def test_an_interrupted_reply_resumes_with_drafts(target: Path, head: Made):
         assert ids == whole[23:] and drafted(llm)[0] > 20
 
 
+@pytest.mark.sampled(2)
 def test_rank_0_drafts_with_the_whole_head(target: Path, head: Made):
     """A rank has a share of the target's tables, so the head has its own."""
     wanted = lookup.requests("sampled", 2)
@@ -360,6 +364,7 @@ def test_rank_0_drafts_with_the_whole_head(target: Path, head: Made):
     assert counts[2] == counts[1], "the ranks' sums are rounded differently, but drafts seldom change"
 
 
+@pytest.mark.sampled(3)
 def test_a_recording_with_a_head_replays_exactly(target: Path, head: Made, tmp_path: Path, capsys):
     file = tmp_path / "record"
     with engine(target, head, best(), record=str(file), record_size=1 << 18) as llm:
@@ -386,7 +391,7 @@ def test_a_tied_head_and_biases_of_the_target_are_shared(path: Path, tmp_path: P
     assert check_drafts(made, [PROMPT], replies, reference.drafts) > 8
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", thinned([1, 2], kept=[2]))
 def test_an_embedding_in_blocks_of_gguf_is_shared(ranks: int, path: Path, target: Path, tmp_path: Path):
     """Rank 0 of several reads it whole for the head."""
     reference, kind = Reference(target), gguf.GGMLQuantizationType.Q5_0

@@ -27,6 +27,7 @@ from tests.engine.adapters import (
     write_stacked,
 )
 from tests.engine.test_adapters import ENGINE, PROMPTS, Family, found, save, sized
+from tests.tiers import NIGHTLY, paired
 
 EXPERTS = 8
 MOE: dict[str, Any] = {
@@ -89,8 +90,7 @@ def check(llm: LLM, model: transformers.PreTrainedModel, wanted: dict[str, tuple
     assert changed.abs().max() > 0.05
 
 
-@pytest.mark.parametrize("kernels", ["torch", best()])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "kernels"), paired(FAMILIES, [*dict.fromkeys(("torch", best()))]))
 def test_stacked_experts_equal_merged_weights(name: str, kernels: str, tmp_path: Path):
     """One adapter changes experts and attention, the other one only the last projection of the experts."""
     model = save(tmp_path / "base", FAMILIES[name])
@@ -134,7 +134,7 @@ LONGCAT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kernels", ["torch", best(), "triton"])
+@pytest.mark.parametrize("kernels", ["torch", best(), pytest.param("triton", marks=NIGHTLY)])
 def test_adapters_change_no_output_of_zero_computation_experts(kernels: str, tmp_path: Path):
     if kernels == "triton":
         pytest.importorskip("triton")

@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
+from engine.arguments import engine_config
+from engine.imports import META, leave_out_unused
 from tests.tiers import NIGHTLY
 
 LEAVE_OUT = """
@@ -31,8 +34,8 @@ print("loaded", *transform())
     [
         pytest.param("torch", False, "left out", marks=NIGHTLY),
         ("avx2", False, "left out"),
-        ("torch", True, "at once 3"),
-        ("triton", False, "at once 3"),
+        pytest.param("torch", True, "at once 3", marks=NIGHTLY),
+        pytest.param("triton", False, "at once 3", marks=NIGHTLY),
     ],
 )
 def test_operations_on_meta_tensors_are_loaded_when_they_are_needed(kernels: str, compiled: bool, first: str) -> None:
@@ -40,6 +43,20 @@ def test_operations_on_meta_tensors_are_loaded_when_they_are_needed(kernels: str
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [first, "loaded 3"]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "compiled", "left_out"), [("avx2", False, True), ("torch", True, False), ("triton", False, False)]
+)
+def test_modules_are_left_out_unless_their_kernels_are_used(
+    kernels: str, compiled: bool, left_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("triton", META)
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # restored afterwards
+        del sys.modules[name]
+    leave_out_unused(engine_config(model="m", kernels=kernels, torch_compile=compiled, kv_bytes=1, max_context=1))
+    assert [name in sys.modules for name in names] == [left_out] * 2
 
 
 COLLECTOR = """

@@ -20,6 +20,7 @@ def case(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.sampled(3)
 def test_replies_equal_those_of_transformers(case, kernels):
     """Prompts run together, in chunks where attention permits it."""
     family, _, _, replies = case

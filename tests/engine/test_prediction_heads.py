@@ -276,6 +276,7 @@ def engine(folder: Path, method: str, kernels: str, **more) -> LLM:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.sampled(3)
 def test_drafts_are_those_of_the_reference(kernels: str, reference, monkeypatch: pytest.MonkeyPatch):
     folder, model = reference
     (params,) = lookup.requests("greedy", 1)
@@ -303,6 +304,7 @@ def test_drafts_with_triton_kernels(path: Path, tmp_path: Path, monkeypatch: pyt
     assert check_drafts(made, prompts, expected, model.drafts) >= 3
 
 
+@pytest.mark.sampled(3)
 def test_drafts_of_a_head_that_pause_keep_every_reply(reference):
     folder, _ = reference
     wanted, prompts = lookup.requests("sampled", 6), [PROMPT[: 3 * number + 2] for number in range(6)]
@@ -319,7 +321,7 @@ def test_drafts_of_a_head_that_pause_keep_every_reply(reference):
 
 @pytest.mark.parametrize("name", ["sampled", "json", "penalties"])
 @pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 def test_replies_with_prediction_heads_are_those_without(name: str, tokens: int, reference):
     folder, _ = reference
     wanted, prompts = lookup.requests(name, 4), [PROMPT[: 5 * number + 2] for number in range(4)]
@@ -331,7 +333,7 @@ def test_replies_with_prediction_heads_are_those_without(name: str, tokens: int,
         assert counters.draft_tokens >= counters.accepted_tokens > 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_rank_0_drafts_with_the_whole_head(reference):
     folder, _ = reference
     wanted = lookup.requests("sampled", 2)

@@ -24,6 +24,7 @@ from engine.llm import LLM, Params
 from engine.worker.build import _run_abortable
 from engine.worker.ranks import RankLost, Ranks
 from kernels.cpu.library import best
+from tests.engine.forked_ranks import forked
 from tests.tiers import NIGHTLY
 
 HERE = Path(__file__).parent
@@ -43,6 +44,13 @@ def _tiny_models():
 
 
 tiny = _tiny_models()
+STARTS_RANKS = True  # as the product does, except in tests of what ranks compute
+
+
+@pytest.fixture
+def forked_here():
+    with forked():
+        yield
 
 
 def children(pid):
@@ -117,7 +125,7 @@ def test_two_processes_equal_transformers(name, kernels, tmp_path):
     model = tiny.random_model(name)
     model.save_pretrained(tmp_path / name)
     greedy = Params(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=3)
-    with small(tmp_path / name, kernels=kernels) as llm:
+    with forked(), small(tmp_path / name, kernels=kernels) as llm:
         made = llm.generate(prompts_of(1), greedy)
         again = llm.generate(prompts_of(1)[::-1], greedy)[::-1]
     assert max(one.timing.cached_tokens for one in again) >= 8
@@ -131,7 +139,7 @@ def test_ranks_that_outnumber_the_kv_heads_hold_them_together(tmp_path, monkeypa
     monkeypatch.setitem(tiny.CASES, "llama-one-kv-head", ("Llama", {"num_key_value_heads": 1}))
     model = tiny.random_model("llama-one-kv-head")
     model.save_pretrained(tmp_path / "llama")
-    with small(tmp_path / "llama", tensor=2, kernels=best()) as llm:
+    with forked(), small(tmp_path / "llama", tensor=2, kernels=best()) as llm:
         for made in llm.generate(prompts_of(2), Params(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=3)):
             assert_transformers(model, made)
 
@@ -140,7 +148,9 @@ def test_ranks_that_outnumber_the_kv_heads_hold_them_together(tmp_path, monkeypa
 def demo_pair(request):
     """The demo model on one process and on two."""
     sizes = {"kv_bytes": 1 << 21, "max_context": 192, "block_tokens": 4, "threads": 1, "kernels": request.param}
-    with LLM(DEMO, **sizes) as one, LLM(DEMO, **sizes, tensor=2) as two:
+    with forked():
+        one, two = LLM(DEMO, **sizes), LLM(DEMO, **sizes, tensor=2)
+    with one, two:
         yield one, two
 
 
@@ -205,7 +215,7 @@ def test_lost_rank_ends_the_engine_and_is_named(number, words, seconds, kernels)
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_rounded_weights_are_kept_for_each_rank_and_found_again(tmp_path):
+def test_rounded_weights_are_kept_for_each_rank_and_found_again(tmp_path, forked_here):
     asked = Params(temperature=0.0, max_tokens=12)
     given = {"kv_bytes": 1 << 22, "kernels": best(), "weights": "int8", "weight_cache": str(tmp_path)}
     with small(DEMO, **given) as llm:
@@ -306,7 +316,7 @@ def test_an_engine_of_two_ranks_reports_both_serves_records_and_ends_at_sigterm(
     assert replay([str(tmp_path / "record")]) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=NIGHTLY)])
 def test_lost_rank_is_reported_and_requests_can_resume(engine, number):
     process = engine()
 

@@ -50,12 +50,26 @@ def dense(tmp_path_factory):
     return path
 
 
-@pytest.mark.skipif(torch.cuda.is_available() or not installed(), reason="the interpreter is for hosts without a GPU")
-def test_the_runner_of_a_gpu_does_on_two_ranks_what_it_does_on_one(dense):
-    """Its table, its staged plans, its sampling and its choice of graphs, with gloo between the ranks."""
+@pytest.fixture(scope="module")
+def interpreted_pair(dense):
+    """One rank and two, in Triton's interpreter."""
+    if torch.cuda.is_available() or not installed():
+        pytest.skip("the interpreter is for hosts without a GPU")
     given = {**SIZES, "kernels": "triton", "device": "cpu", "dtype": "float32", "threads": 1, "graph_sizes": (1, 2, 4)}
     with LLM(dense, **given) as one, LLM(dense, **given, tensor=2) as two:
-        assert_same(said(one, IDS), said(two, IDS), 1e-4)
+        yield one, two
+
+
+def test_the_runner_of_a_gpu_does_on_two_ranks_what_it_does_on_one(interpreted_pair):
+    """Its table, its staged plans, its sampling and its choice of graphs, with gloo between the ranks."""
+    one, two = interpreted_pair
+    assert_same(said(one, IDS), said(two, IDS), 1e-4)
+
+
+def test_two_ranks_sample_the_tokens_of_one(interpreted_pair):
+    drawn = Params(seed=5, top_k=7, top_p=0.8, max_tokens=3, ignore_eos=True)
+    ids = [[made.ids for made in llm.generate(IDS, drawn)] for llm in interpreted_pair]
+    assert ids[0] == ids[1]
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ def test_a_recording_with_returned_states_replays_exactly(delta: Path, tmp_path:
     file = tmp_path / "record"
     with engine(delta, "ngram", best(), record=str(file), record_size=1 << 15) as llm:
         for name in ("greedy", "sampled", "greedy"):
-            llm.generate([REPEATED] * 3, requests(name))
+            llm.generate([REPEATED] * 3, requests(name, 3))
     plans = [one.plan for one in read_records(file) if isinstance(one, PlanMade) and one.plan]
     assert any(plan.kept for plan in plans) and any(plan.returned for plan in plans)
     assert replay([str(file)]) == 0

@@ -13,7 +13,7 @@ from kernels.jit import interpreted
 from kernels.op import Make
 from kernels.sampling.sample import SAMPLE, sample
 from tests.engine.test_ranks_gpu import IDS, SIZES, dense  # noqa: F401
-from tests.tiers import NIGHTLY, paired
+from tests.tiers import paired
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="kernels are compiled here, or Triton is not installed")
 
@@ -93,15 +93,16 @@ def test_candidates_of_shards_sample_the_tokens_of_all_logits(vocab, step):
         assert [part.tolist() for part in found[:3]] == [part.tolist() for part in wanted[:3]]
 
 
+@pytest.mark.nightly("tests/engine/test_ranks_gpu.py::test_two_ranks_sample_the_tokens_of_one")
 @pytest.mark.parametrize(
     "params",
     [
-        pytest.param(Params(seed=3, temperature=1.5), id="plain", marks=NIGHTLY),
+        pytest.param(Params(seed=3, temperature=1.5), id="plain"),
         pytest.param(Params(seed=5, top_k=7, top_p=0.8), id="top_k"),
-        pytest.param(Params(seed=6, top_p=0.7), id="top_p", marks=NIGHTLY),
+        pytest.param(Params(seed=6, top_p=0.7), id="top_p"),
     ],
 )
-def test_two_ranks_sample_the_tokens_of_one(dense, params):  # noqa: F811
+def test_two_batch_invariant_ranks_sample_the_tokens_of_one(dense, params):  # noqa: F811
     given = {**SIZES, "kernels": "triton", "device": "cpu", "dtype": "float32", "threads": 1, "graph_sizes": (1, 2, 4)}
     asked = msgspec.structs.replace(params, max_tokens=3, ignore_eos=True)
     with LLM(dense, **given, invariant=True) as one, LLM(dense, **given, invariant=True, tensor=2) as two:

@@ -126,7 +126,7 @@ OPTIONS = {
 }
 
 
-def requests(name, count=3):
+def requests(name, count=2):
     options = {"max_tokens": 60, "ignore_eos": True, **OPTIONS[name]}
     return [Params(seed=seed, **options) for seed in range(count)]
 
@@ -294,7 +294,7 @@ def test_a_recording_with_drafts_replays_exactly(options, path, tmp_path, capsys
     file = tmp_path / "record"
     with engine(path, record=str(file), record_size=1 << 15, **options) as llm:
         for name in ("greedy", "sampled", "json", "sampled", "json"):  # again, with drafts from equal replies
-            llm.generate([REPEATED] * 3, requests(name))
+            llm.generate([REPEATED] * 3, requests(name, 3))
     records = list(read_records(file))
     assert any(row.drafts for one in records if isinstance(one, PlanMade) and one.plan for row in one.plan.rows)
     assert any(isinstance(one, Proposed) for one in records)
@@ -307,7 +307,7 @@ def test_a_recording_with_drafts_replays_exactly(options, path, tmp_path, capsys
 
 def test_counters_agree_with_one_another(path):
     with engine(path, "ngram", draft_tokens=3) as llm:
-        replies = llm.generate([REPEATED] * 3, requests("greedy"))
+        replies = llm.generate([REPEATED] * 3, requests("greedy", 3))
         stats = counters(llm)
     assert 0 < stats.accepted_tokens <= stats.draft_tokens <= 3 * stats.drafts
     assert sum(stats.accepted_at) == stats.accepted_tokens and len(stats.accepted_at) <= 3

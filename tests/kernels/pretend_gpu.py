@@ -1,23 +1,22 @@
 """A process that believes in its GPU: real launches through Triton's own driver, on a libcuda.so.1 that does nothing.
 
-python tests/kernels/pretend_gpu.py sm_90 launch      launches all operations at their bench cases on memory of the
-                                                     host, prints {launches, compiled} as JSON
-python tests/kernels/pretend_gpu.py sm_90 some        does so at the cases of tests/kernels/representatives.py
-python tests/kernels/pretend_gpu.py library DIR       puts that libcuda.so.1 there, for LD_LIBRARY_PATH
+python tests/kernels/pretend_gpu.py sm_90 all   launches all operations at their bench cases on memory of the host, and
+                                               prints {launches, compiled} as JSON
+python tests/kernels/pretend_gpu.py sm_90 few   launches the operations of `few` in tests/kernels/representatives.py
+
+The library that does nothing is built from BODY. LD_LIBRARY_PATH names its folder.
 """
 
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from kernels import jit, tuning
 from kernels.op import Case, Make, Op
 from kernels.tools.aot import TARGETS, Target
-from kernels.tools.launchers import build_stub
-from tests.kernels.representatives import bench_cases, representatives
+from tests.kernels.representatives import bench_cases, few_cases
 
 # Driver calls that a launch makes first. Attribute 0 of a function is the maximum number of threads per block.
 BODY = """
@@ -71,7 +70,4 @@ def launch(name: str, chosen: Callable[[Target], list[tuple[Op, Case]]]) -> dict
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "library":
-        build_stub(Path(sys.argv[2]), BODY)
-    else:
-        print(json.dumps(launch(sys.argv[1], {"launch": bench_cases, "some": representatives}[sys.argv[2]])))
+    print(json.dumps(launch(sys.argv[1], {"all": bench_cases, "few": few_cases}[sys.argv[2]])))

@@ -14,13 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.jit import installed
+from kernels.jit import installed, interpreted
 from kernels.op import Case, Op
 from kernels.ops import OPS
+from kernels.report import main as report_main
 from kernels.tools.aot import TARGETS, Target, has_spills, products
+from kernels.tools.launchers import build_stub
 from kernels.tools.process_pool import ProcessLost, run_in_processes
+from tests.kernels.pretend_gpu import BODY
 from tests.kernels.process_pool_work import doubling
-from tests.kernels.representatives import bench_cases, case_launches, compiled_cases, representatives
+from tests.kernels.representatives import FEW, bench_cases, case_launches, compiled_cases, representatives
+from tests.kernels.room import EXTREME_OPS
 from tests.tiers import NIGHTLY, thinned
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,21 +55,22 @@ class Compilation:
     options: tuple[str, ...]
     targets: tuple[str, ...]
     cases: Callable[[Target], list[tuple[Op, Case]]]
-    launched: str  # argument of pretend_gpu.py for the same cases
 
 
 SOME = Compilation(
-    ("--target", "sm_90", "gfx942", "--launches", "tests.kernels.representatives:launches"),
+    (
+        *("--target", "sm_90", "gfx942", "sm_80", "sm_86", "sm_89"),
+        *("--launches", "tests.kernels.representatives:launches"),
+    ),
     ("sm_90", "gfx942"),
     compiled_cases,
-    "some",
 )
-ALL = Compilation((), tuple(TARGETS), bench_cases, "launch")
+ALL = Compilation((), tuple(TARGETS), bench_cases)
 COMPILATIONS = [pytest.param(SOME, id="some"), pytest.param(ALL, id="all", marks=NIGHTLY)]
 
 
 KEPT_ENTRIES = 3000
-"""Entries of Triton's cache, above which it is emptied. A run of `make test` makes about 250."""
+"""Entries of Triton's cache, above which it is emptied. A run of `make test` makes about 200."""
 
 
 @pytest.fixture(scope="session")
@@ -83,23 +88,28 @@ def compiled(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="session", params=COMPILATIONS)
-def filled(request, compiled, tmp_path_factory):
-    """Compile kernels and return the cache folder, the finished process, the report and the compilation.
+def reported(request, compiled, tmp_path_factory):
+    """Compile kernels and return the finished process, the report, the compilation and the folder of Triton's cache.
 
-    `some`: one or more cases of each operation, which launch all kernels, for CUDA; of three operations for HIP.
-    `all`: all launches for the main architectures, one per kernel for the others: all would take minutes."""
-    folder = compiled if request.param is SOME else tmp_path_factory.mktemp("kernels")
+    `some`: one or more cases of each operation, which launch all kernels, for sm_90; a few for other targets.
+    `all`: all launches for the main architectures, one per kernel for the others, which takes minutes."""
     written = tmp_path_factory.mktemp("report") / "report.json"
-    files = ("--cache", str(folder), "--json", str(written))
-    done = report("--check", "--brief", *files, *request.param.options, processes=2)
+    folder = compiled if request.param is SOME else tmp_path_factory.mktemp("kernels")
+    files = () if request.param is SOME else ("--brief", "--cache", str(folder))
+    options = ("--json", str(written), *files, *request.param.options)
+    done = report("--check", *options, processes=2, **cache(folder))
     assert written.exists(), done.stderr
-    return folder, done, json.loads(written.read_text()), request.param
+    return done, json.loads(written.read_text()), request.param, folder
+
+
+only_some = pytest.mark.parametrize("reported", COMPILATIONS[:1], indirect=True)
+only_all = pytest.mark.parametrize("reported", COMPILATIONS[1:], indirect=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # all kernels, with a cold cache, on a busy machine
-def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(filled):
-    _, done, found, compilation = filled
+def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(reported):
+    done, found, compilation, _ = reported
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert found["faults"] == []
     made = {(row["op"], row["target"]) for row in found["kernels"]}
@@ -122,6 +132,9 @@ def test_representatives_launch_every_kernel_of_the_bench_cases(name):
 OTHER_TRITONS = sorted((ROOT / ".venv").glob("triton-*"))  # `make kernels` installs them
 
 
+@pytest.mark.nightly(
+    "tests/kernels/test_aot.py::test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers"
+)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not OTHER_TRITONS, reason="no other release of Triton: make kernels installs one")
@@ -135,14 +148,13 @@ def test_kernels_that_spilled_with_another_triton_compile(folder, compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_matrix_instructions_of_a_kernel_are_reported(compiled):
-    some = ("--op", "fp8_matmul", "--case", "qkv-1", "wide-up-1")
-    done = report("--brief", *some, "--target", "sm_80", "sm_89", **cache(compiled))
-    lines = [line.split() for line in done.stdout.splitlines()]
-    told = {(line[0], word): line[-2] for line in lines for word in line if word.startswith("sm_")}
-    assert told["fp8_matmul", "sm_80"] == "HMMA"
-    assert told["fp8_matmul", "sm_89"] == "QMMA"
+@pytest.mark.timeout(900)
+@only_some
+def test_matrix_instructions_of_a_kernel_are_reported(reported):
+    _, found, *_ = reported
+    rows = {row["target"]: row["compiled"]["matrix"] for row in found["kernels"] if row["op"] == "fp8_matmul"}
+    assert rows["sm_80"] == ["HMMA"]
+    assert rows["sm_89"] == ["QMMA"]
 
 
 @pytest.mark.parametrize(
@@ -168,31 +180,32 @@ def test_matrix_instructions_have_the_names_of_the_device_code(instruction, name
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("targets", "launches"),
-    [
-        pytest.param(("sm_86",), "extreme", id="extreme"),
-        pytest.param(("sm_86", "sm_120"), "largest", id="largest", marks=NIGHTLY),
-    ],
-)
-def test_tiles_fit_devices_with_less_shared_memory(targets, launches, compiled):
+@only_some
+def test_tiles_fit_devices_with_less_shared_memory(reported):
     """99 KiB, where a Hopper has 227."""
-    done = report("--check", "--target", *targets, "--launches", f"tests.kernels.room:{launches}", **cache(compiled))
+    _, found, *_ = reported
+    made = {row["op"]: row["compiled"]["shared"] for row in found["kernels"] if row["target"] == "sm_86"}
+    assert made.keys() == {op.name for op in EXTREME_OPS}
+    assert max(made.values()) <= 99 << 10
+
+
+@pytest.mark.nightly("tests/kernels/test_aot.py::test_tiles_fit_devices_with_less_shared_memory")
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_tiles_of_every_size_fit_devices_with_less_shared_memory(compiled):
+    targets = ("--target", "sm_86", "sm_120", "--launches", "tests.kernels.room:largest")
+    done = report("--check", *targets, **cache(compiled))
     assert done.returncode == 0 and "0 faults" in done.stdout, done.stdout[-4000:] + done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("program_file", [True, False], ids=["with file", "without file"])
-@pytest.mark.sampled(2)
-def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
-    """Run as in a container: the cache folder links to the filled one, and there is no compiler."""
-    folder, _, _, compilation = filled
+def first_launches(folder, tmp_path, name, *, program_file):
+    """Launch kernels as in a container, where the cache folder links to the filled one, and there is no compiler.
+    Return the numbers of launches and of compiled kernels."""
     linked = tmp_path / "cache"
     linked.mkdir()
     for entry in folder.iterdir():
         (linked / entry.name).symlink_to(entry)
-    assert run("tests/kernels/pretend_gpu.py", "library", str(tmp_path)).returncode == 0
+    build_stub(tmp_path, BODY)
     there = {"TRITON_CACHE_DIR": str(linked), "LD_LIBRARY_PATH": str(tmp_path), "CC": "/bin/false", "CXX": "/bin/false"}
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -201,9 +214,28 @@ def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
             pytest.skip("there is no program `file` here")
         (tools / "file").symlink_to(shutil.which("file"))
     there |= {"PATH": str(tools), "TRITON_LIBCUDA_PATH": str(folder / "libcuda")}
-    done = run("tests/kernels/pretend_gpu.py", "sm_90", compilation.launched, **there)
+    done = run("tests/kernels/pretend_gpu.py", "sm_90", name, **there)
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_first_launch_compiles_nothing(compiled, tmp_path):
+    options = ("--cache", str(compiled), "--target", "sm_90", "--launches", "tests.kernels.representatives:few")
+    done = report("--check", *options)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    seen = first_launches(compiled, tmp_path, "few", program_file=shutil.which("file") is not None)
+    assert seen["compiled"] == 0 and seen["launches"] >= len(FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("program_file", [True, False], ids=["with file", "without file"])
+@only_all
+def test_first_launch_of_every_operation_compiles_nothing(reported, tmp_path, program_file):
+    *_, folder = reported
+    seen = first_launches(folder, tmp_path, "all", program_file=program_file)
     assert seen["compiled"] == 0 and seen["launches"] >= len(OPS)
 
 
@@ -254,10 +286,12 @@ def cache(folder):
     return {"TRITON_CACHE_DIR": str(folder)}
 
 
-def test_kernels_that_are_interpreted_are_not_compiled():
-    done = report(TRITON_INTERPRET="1")
-    assert done.returncode == 2
-    assert done.stderr == "nothing can be compiled: TRITON_INTERPRET is set: kernels run in the interpreter\n"
+@pytest.mark.skipif(not interpreted(), reason="kernels are compiled here")
+def test_kernels_that_are_interpreted_are_not_compiled(capsys):
+    assert report_main([]) == 2
+    assert capsys.readouterr().err == (
+        "nothing can be compiled: TRITON_INTERPRET is set: kernels run in the interpreter\n"
+    )
 
 
 # Two launches have different signatures exactly if Triton compiles them separately. Runs without the interpreter.

@@ -228,7 +228,7 @@ def product_of(weight, x):
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(11)
 def test_quantized_linear_equals_the_product_of_quantized_values(team, bits, size):
     """Weights restored from their bits, activations rounded block by block: the rest is exact."""
     weight, bias = rounded(bits, random(*size)), random(size[0], seed=2)
@@ -290,6 +290,7 @@ def exact_weight(bits, inputs):
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("inputs", [64, 65, 96, 127, 128, 200, 576, 1153])
+@pytest.mark.sampled(7)
 def test_every_block_of_a_row_has_its_own_scale(team, bits, inputs):
     """Bit for bit, alone and in company: the neighbour's scale, a block begun one input early or late, a short last
     block or a zero block taken wrongly would each change an exact result."""
@@ -837,6 +838,7 @@ CUTS = (
 
 @pytest.mark.parametrize("vocab", [1, 7, 97, 1000, 5003])
 @pytest.mark.parametrize("shape", ["normal", "flat", "ties", "peaked"])
+@pytest.mark.sampled(3)
 def test_truncated_sampling_equals_sorted_candidates(team, vocab, shape):
     logits = random(len(CUTS), vocab, seed=vocab)
     if shape == "flat":

@@ -326,6 +326,7 @@ def test_mixture_is_the_weighted_sum_of_its_experts(team, form, scores, k):
 
 @pytest.mark.parametrize(("team", "form"), PAIRS, indirect=["team"])
 @pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.sampled(3)
 def test_row_of_a_mixture_does_not_depend_on_other_rows(team, form, k):
     count, hidden, inner = 4, 130, 70
     ups, downs = weights_of(team, form, count, hidden, inner)

@@ -98,6 +98,7 @@ def test_kernels_with_dots_hold_their_tolerance_with_the_dot_of_numpy(op, case):
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.sampled(2)
 def test_an_interpreter_that_saves_time_computes_the_same_bits(op):
     case = next(case for case in op.cases if not case.sizes.get("pad"))  # rows of padding are not written
     given = inputs(op, case, torch.float32)  # kept, because an operation may read addresses of it

@@ -145,6 +145,7 @@ def take(way, monkeypatch):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shift", [0, 2])
+@pytest.mark.sampled(3)
 def test_threshold_is_exact_on_every_code_path(shift, way, monkeypatch):
     take(way, monkeypatch)
     logits = unlike_rows(1031, np.random.default_rng([shift, list(WAYS).index(way)]))

@@ -31,6 +31,7 @@ from kernels.cpu.library import BF16_VARIANTS, best, usable
 from kernels.jit import installed, interpreted
 from tests.engine import sourced as sourced_models
 from tests.engine.configs import arguments_of, with_arguments
+from tests.engine.forked_ranks import forked_ranks as forked_ranks  # a fixture
 from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import KINDS
 from tests.engine.quantized_writers import write as write_quantized
@@ -439,7 +440,7 @@ def test_test_models_have_the_features_of_their_rows(saved: Callable[[Cell], Sav
 
 
 @pytest.mark.parametrize("cell", [cell for cell in ON_CPU if not cell.broken], ids=str)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 def test_a_legal_cell_of_a_cpu_starts_and_generates(cell: Cell, saved: Callable[[Cell], Saved], tmp_path: Path) -> None:
     needs_kernels(cell)
     own = saved(cell)
@@ -447,7 +448,7 @@ def test_a_legal_cell_of_a_cpu_starts_and_generates(cell: Cell, saved: Callable[
 
 
 @pytest.mark.parametrize("cell", [cell for cell in ON_CPU if cell.broken], ids=str)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 def test_an_illegal_cell_of_a_cpu_is_refused_and_fails_where_it_is_forced(
     cell: Cell, saved: Callable[[Cell], Saved], tmp_path: Path
 ) -> None:
@@ -489,17 +490,9 @@ LEGAL = {str(cell): cell for cell in INTERPRETED if not cell.broken and not in_b
 # that pool (engine/worker/test_pooled_device.py), encoder-decoder models (test_fused_sources.py beside it), experts
 # (test_fused_experts.py), fp8 checkpoints (engine/layers/test_fp8_checkpoints.py) and ranks (engine/test_ranks_gpu.py).
 COMPUTED = (
-    *("types: Triton, GPU, float32, float32", "types: Triton, GPU, bfloat16, fp8"),
-    *("weights: Triton, GPU, weights fp8, fp8", "models: attention sinks, Triton, GPU"),
-    *(
-        "models: an activation that only torch has, Triton, GPU",
-        "switches: `engine.cache.block_tokens: 7`, Triton, GPU",
-    ),
-    *(
-        "models: gptq, awq or compressed-tensors, Triton, GPU",
-        "models: GGUF in types that are dequantized, Triton, GPU",
-        "weights: Triton, GPU, weights int8, bfloat16",
-    ),
+    *("types: Triton, GPU, bfloat16, fp8", "weights: Triton, GPU, weights int8, bfloat16"),
+    *("models: an activation that only torch has, Triton, GPU", "models: attention sinks, Triton, GPU"),
+    "switches: `engine.cache.block_tokens: 7`, Triton, GPU",
 )
 
 
@@ -528,7 +521,7 @@ def test_a_legal_cell_of_triton_generates_in_the_interpreter(
     [cell for cell in INTERPRETED if cell.broken and not {rule.name for rule in cell.broken} & OF_THE_DEVICE],
     ids=str,
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 def test_an_illegal_cell_of_triton_fails_where_it_is_forced(cell: Cell, saved: Callable[[Cell], Saved]) -> None:
     if cell.row.label == "heads of 264" or all(rule.chosen for rule in cell.broken):
         pytest.skip("a limit of a GPU's shared memory, or refused by choice")

@@ -24,6 +24,7 @@ from engine.worker.build import build_worker
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, usable
 from tests.engine.configs import with_arguments
+from tests.engine.forked_ranks import forked_ranks as forked_ranks  # a fixture
 from tests.engine.layers.conftest import CASES, random_model
 from tests.engine.quantized_writers import KINDS, write
 from tests.tiers import thinned
@@ -73,6 +74,7 @@ def compare(tmp_path: Path, path: Path, *sets: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_an_engine_of_every_architecture_holds_what_was_planned(tmp_path: Path, folder: Callable, name: str) -> None:
     compare(tmp_path, folder(name), "model.max_context=16")
     compare(tmp_path, folder(name), "model.max_context=13", "hardware.kernels=torch", "engine.cache.block_tokens=3")
@@ -109,7 +111,7 @@ def test_rounded_weights_and_pages_of_8_bits_too(tmp_path: Path, folder: Callabl
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "qwen2-moe"])
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(16)
 def test_at_the_last_byte_that_fits_an_engine_fits_and_below_it_none_is_started(
     tmp_path: Path, folder: Callable, name: str, seed: int
 ) -> None:

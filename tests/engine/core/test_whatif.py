@@ -94,6 +94,7 @@ def test_measurements_are_read_from_the_recording(tmp_path):
     {}, {"max_running": 2}, {"max_running": 3, "max_step_tokens": 64}, {"blocks": 60},
     {"max_step_tokens": 9},
 ], ids=str)  # fmt: skip
+@pytest.mark.sampled(2)
 def test_predictions_for_other_settings_match_a_simulated_device(tmp_path, changes):
     asks = traffic_of()
     measured(tmp_path / "r", asks)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.api.errors import CheckpointError
 from engine.gguf.file import TYPES, find_gguf, read_gguf
+from tests.tiers import examples
 
 
 def write(path: Path, *, alignment: int | None = None) -> Path:
@@ -61,7 +62,7 @@ def test_truncated_file_is_rejected(tmp_path: Path) -> None:
     whole = write(tmp_path / "m.gguf").read_bytes()
     path = tmp_path / "part.gguf"
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(st.integers(0, len(whole) - 32))
     def refused(size: int) -> None:
         path.write_bytes(whole[:size])
@@ -75,7 +76,7 @@ def test_corrupted_bytes_raise_only_checkpoint_errors(tmp_path: Path) -> None:
     whole = write(tmp_path / "m.gguf").read_bytes()
     path = tmp_path / "changed.gguf"
 
-    @settings(max_examples=500, deadline=None)
+    @settings(max_examples=examples(500), deadline=None)
     @given(st.integers(0, 700), st.binary(min_size=1, max_size=9))
     def handled(at: int, data: bytes) -> None:
         path.write_bytes(whole[:at] + data + whole[at + len(data) :])

@@ -14,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
@@ -481,6 +482,18 @@ def save_family(name: str, model: Any, path: Path) -> None:
     tensors, settings = write(dict(model.state_dict()), config)
     save_file({key: one.clone().contiguous() for key, one in tensors.items()}, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps({"torch_dtype": "float32", **SPECIAL, **settings}))
+
+
+def saved_architecture(name: str, path: Path) -> str:
+    """Return the architecture that the checkpoint of a case names. A checkpoint that no writer changes is not made: it
+    has the name of transformers' class."""
+    kind, settings = CASES[name]
+    if name.partition("-")[0] not in WRITERS:
+        config = getattr(transformers, CONFIGURATIONS.get(kind, f"{kind}Config"))(**settings)
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    save_family(name, random_family(name), path)
+    (architecture,) = json.loads((path / "config.json").read_text())["architectures"]
+    return architecture
 
 
 Written = tuple[dict[str, Tensor], dict[str, Any]]

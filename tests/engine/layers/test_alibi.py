@@ -54,6 +54,7 @@ def test_compiled_row_is_identical_in_any_chunk_and_batch(body, pages, bloom, dr
     assert torch.equal(request.result, want)
 
 
+@pytest.mark.nightly("tests/kernels/test_attention.py::test_decode_row_is_identical_in_any_step")
 def test_triton_row_is_identical_beside_others(bloom, driver, ids):
     together, alone = (driver(bloom[0], kernels="triton", seed=seed) for seed in (1, 2))
     rows = [together.add(ids(length, length)) for length in (6, 11)]

@@ -14,7 +14,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.families import ARCHITECTURES
 from kernels.cpu.library import best
 from tests.engine.layers.families import CASES as FAMILIES
-from tests.engine.layers.families import random_family, save_family
+from tests.engine.layers.families import saved_architecture
 from tests.tiers import thinned
 
 # Names that first exporters gave to architectures which have a case under their present name.
@@ -35,8 +35,7 @@ def test_every_served_architecture_has_a_case(case_names, checkpoint, tmp_path):
     """Those that pool have theirs in test_encoders.py, families of dense decoders in test_families.py"""
     found = {read_checkpoint(checkpoint(name).path).architecture for name in case_names}
     for name in {name.removesuffix("-odd") for name in FAMILIES}:
-        save_family(name, random_family(name), tmp_path / name)
-        found.add(read_checkpoint(tmp_path / name).architecture)
+        found.add(saved_architecture(name, tmp_path / name))
     assert found | ALIASES == {name for name in ARCHITECTURES if name.endswith(("ForCausalLM", "LMHeadModel"))}
 
 
@@ -47,12 +46,13 @@ def test_a_prompt_in_one_step_equals_transformers(case, kernels, checkpoint, dri
 
 
 @pytest.mark.parametrize("chunk", thinned([1, 7, 13], kept=[7]))
+@pytest.mark.sampled(2)
 def test_a_prompt_in_chunks_equals_transformers(case, kernels, chunk, checkpoint, driver, ids):
     prompt = ids(PROMPT, 1)
     close(driver(checkpoint(case).path, kernels=kernels).run(prompt, chunk), checkpoint(case).logits(prompt))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_rows_of_all_kinds_in_one_step_equal_transformers(case, kernels, checkpoint, driver, ids):
     """Decoding rows of several lengths, first chunks and later chunks share steps in an order drawn at random."""
     draw = random.Random(7)
@@ -83,6 +83,7 @@ def test_generation_past_the_prompt_equals_transformers_with_its_cache(part_case
     close(request.result, torch.cat(want))
 
 
+@pytest.mark.sampled(4)
 def test_a_bf16_checkpoint_equals_transformers_in_float32(part_case, kernels, bf16_checkpoint, driver, ids):
     """Compiled kernels keep bf16 weights unchanged; activations are float32 on both sides."""
     prompt = ids(PROMPT, 8)
@@ -101,6 +102,7 @@ def test_checkpoints_of_other_types_are_served(dtype, kernels, own_checkpoint, d
 
 
 @pytest.mark.parametrize("saved", ["checkpoint", "bf16_checkpoint"])
+@pytest.mark.sampled(3)
 def test_compiled_kernels_make_a_row_the_same_whatever_stands_beside_it(
     part_case, compiled, saved, request, driver, ids
 ):
@@ -117,6 +119,7 @@ def test_compiled_kernels_make_a_row_the_same_whatever_stands_beside_it(
     assert torch.equal(request_.result, want)
 
 
+@pytest.mark.sampled(2)
 def test_two_ranks_compute_what_one_computes(part_case, kernels, checkpoint, driver, ids, on_ranks, shows):
     prompt, path = ids(19, 5), checkpoint(part_case).path
     want = checkpoint(part_case).logits(prompt)

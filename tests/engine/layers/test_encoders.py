@@ -26,7 +26,7 @@ from kernels.cpu.library import usable
 from kernels.cpu.program import Team
 from tests.engine.layers.pooled_cases import CASES, VOCAB, WHOLE, reference, save
 from tests.engine.layers.test_footprint import compare
-from tests.tiers import thinned
+from tests.tiers import paired, thinned
 
 
 @dataclass(eq=False)
@@ -123,6 +123,7 @@ ALL = [
 ]
 
 
+ONCE = [*paired(CASES, ("torch", *BEST)), *ALL[len(CASES) * (1 + len(BEST)) :]]  # each architecture once in `make test`
 EVEN = [name for name in CASES if "-odd" not in name]  # two ranks can share their heads
 
 
@@ -143,7 +144,7 @@ def test_every_architecture_that_pools_has_a_case():
     assert {kind for kind, _ in CASES.values()} == {name for family in families for name in family.ARCHITECTURES}
 
 
-@pytest.mark.parametrize(("name", "by"), ALL)
+@pytest.mark.parametrize(("name", "by"), ONCE)
 def test_prompts_in_one_step_equal_transformers(name, by, saved, shows):
     checkpoint = saved(name)
     prompts = [prompt(length, length) for length in (37, 1, 16, 23)]
@@ -155,6 +156,7 @@ def test_prompts_in_one_step_equal_transformers(name, by, saved, shows):
 
 
 @pytest.mark.parametrize(("name", "compiled_by"), [(name, by) for name, by in ALL if by != "torch"])
+@pytest.mark.sampled(3)
 def test_a_prompt_is_the_same_bit_for_bit_whatever_stands_beside_it(name, compiled_by, saved):
     pooling = Pooling(task_of(CASES[name][0]))
     prompts = [prompt(length, length) for length in (5, 41, 18, 1, 33)]
@@ -200,7 +202,7 @@ def test_two_ranks_compute_what_one_computes(name, kernels, saved, on_ranks, sho
     shows(path, "2 ranks")
 
 
-@pytest.mark.parametrize(("name", "by"), ALL)
+@pytest.mark.parametrize(("name", "by"), ONCE)
 def test_every_architecture_holds_what_was_planned_to_the_byte(name, by, saved, shows):
     compare(read_checkpoint(saved(name).path), by)
     shows(saved(name).path, "loads", "planned bytes = loaded bytes")

@@ -80,6 +80,7 @@ KERNELS = ("torch", *usable())
 
 @pytest.mark.parametrize("by", KERNELS)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_every_architecture_holds_what_was_planned_to_the_byte(checkpoint, name, by, shows):
     compare(read_checkpoint(checkpoint(name).path), by)
     shows(checkpoint(name).path, "loads", "planned bytes = loaded bytes")
@@ -131,6 +132,7 @@ def test_stacked_experts_too(bf16_checkpoint, name, dtype):
 @pytest.mark.parametrize("bits", ["int8", "int6", "int4"])
 @pytest.mark.parametrize("by", usable())
 @pytest.mark.parametrize("name", ["llama", "llama-odd-heads-biases", "qwen3", "phi3", "cohere", "mixtral", "qwen2-moe"])
+@pytest.mark.sampled(5)
 def test_weights_rounded_at_load_too(bf16_checkpoint, name, by, bits):
     compare(read_checkpoint(bf16_checkpoint(name).path), by, bits=bits)
 
@@ -240,6 +242,7 @@ def test_shares_are_even_or_refused_and_cover_everything():
 @pytest.mark.parametrize("by", KERNELS)
 @pytest.mark.parametrize("kind", ["F32", "BF16", "F16", "Q4_0", "Q8_0", "Q5_0", "Q5_1"])
 @pytest.mark.parametrize("architecture", ["Llama", "Qwen3"])
+@pytest.mark.sampled(5)
 def test_a_gguf_file_too(tmp_path, architecture, kind, by):
     """Its embedding in the type of the others, and the norms in F32."""
     path = test_gguf.write(tmp_path / "made", {"": test_gguf.Type[kind]}, architecture)

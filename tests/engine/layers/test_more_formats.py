@@ -93,13 +93,14 @@ def test_dequantized_weights_are_the_numbers_of_the_definition(kind, written):
         torch.testing.assert_close(weight, plain[f"{path}.weight"], rtol=1.5e-7, atol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, FIRST))
 def test_torch_runs_the_dequantized_weights_as_transformers_does(kind, written, driver, ids):
     made, prompt = written(kind), ids(17, 1)
     assert equal(driver(made.path).run(prompt, 5), made.logits(prompt))
 
 
 @pytest.mark.parametrize("kind", thinned(KINDS, FIRST))
+@pytest.mark.sampled(3)
 def test_experts_are_read_too(kind, written, driver, ids):
     made, prompt = experts(written, kind), ids(11, 2)
     found, _ = restored(made)
@@ -129,6 +130,7 @@ def linears(model):
 
 @pytest.mark.parametrize("by", ["torch", best()])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(2)
 def test_loaded_bytes_are_the_planned_bytes(kind, by, written):
     for made in (written(kind), *([experts(written, kind)] if kind in FIRST else [])):
         checkpoint = read_checkpoint(made.path)
@@ -138,6 +140,7 @@ def test_loaded_bytes_are_the_planned_bytes(kind, by, written):
 
 
 @pytest.mark.parametrize("kind", thinned(KINDS, FIRST))
+@pytest.mark.sampled(2)
 def test_two_ranks_share_the_matrices(kind, written, driver, ids, on_ranks):
     made, prompt = written(kind), ids(17, 1)
     for got in on_ranks(2, lambda world: driver(made.path, world=world).run(prompt, 5)):

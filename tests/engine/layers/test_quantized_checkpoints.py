@@ -315,6 +315,7 @@ def test_ranks_hold_their_share_of_the_whole_numbers(kind, size, written):
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(3)
 def test_ranks_stay_as_near_to_transformers_as_one_does(kind, size, written, driver, ids, on_ranks):
     made, prompt = written(kind), ids(17, 1)
     checkpoint = read_checkpoint(made.path)

@@ -29,7 +29,7 @@ QKV = "model.layers.0.self_attn.q_proj+k_proj+v_proj"
 
 @pytest.mark.parametrize("case_name", SOME)
 @pytest.mark.parametrize("bits", ["int8", "int6", "int4"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_a_rounded_row_is_the_same_whatever_stands_beside_it(case_name, bits, compiled, checkpoint, driver, ids):
     path, prompt = checkpoint(case_name).path, ids(29, 9)
     want = driver(path, kernels=compiled, bits=bits).run(prompt, len(prompt))
@@ -43,6 +43,7 @@ def test_a_rounded_row_is_the_same_whatever_stands_beside_it(case_name, bits, co
 
 
 @pytest.mark.parametrize("case_name", SOME)
+@pytest.mark.sampled(4)
 def test_every_variant_rounds_alike(case_name, checkpoint, driver, ids):
     """All variants use the same integers; only the order of float additions differs."""
     prompt = ids(29, 9)
@@ -134,6 +135,7 @@ def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, 
 
 @pytest.mark.parametrize("bits", ["stored", "int8", "int6", "int4"])
 @pytest.mark.parametrize(("group", "head"), [(32, "auto"), (128, "int4"), (0, "int8"), (64, "stored"), (32, "int6")])
+@pytest.mark.sampled(3)
 def test_groups_and_head_are_quantized_as_the_manifest_says(group, head, bits, checkpoint, driver, compiled, ids):
     path, prompt = checkpoint("qwen2").path, ids(9, 1)
     engine = driver(path, kernels=compiled, bits=bits, group=group, head=head)

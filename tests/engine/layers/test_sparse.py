@@ -16,9 +16,9 @@ from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import usable
 from kernels.jit import installed
 from tests.engine.layers.families import CASES, random_family
+from tests.tiers import NIGHTLY
 
 TRITON = pytest.param("triton", marks=pytest.mark.skipif(not installed(), reason="no Triton"))
-BODIES = ["torch", *usable(), TRITON]
 DENSE_MLPS = {"mlp_layer_types": ["dense"] * 3, "num_hidden_layers": 3}  # no experts, which are slow in the interpreter
 SHARED = {**DENSE_MLPS, "indexer_types": ["full", "shared", "full"]}
 WIDE = {**DENSE_MLPS, "num_hidden_layers": 1, "mlp_layer_types": ["dense"], "max_position_embeddings": 1024}
@@ -46,8 +46,15 @@ def saved(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize(("name", "more"), [("deepseek-v32", DENSE_MLPS), ("glm-moe-dsa", SHARED)])
+@pytest.mark.parametrize(
+    ("name", "more", "body"),
+    [
+        *(("deepseek-v32", DENSE_MLPS, body) for body in ("torch", *usable())),
+        pytest.param("deepseek-v32", DENSE_MLPS, "triton", marks=[*TRITON.marks, NIGHTLY]),
+        *(("glm-moe-dsa", SHARED, body) for body in ("torch", *usable())),
+        pytest.param("glm-moe-dsa", SHARED, "triton", marks=TRITON.marks),  # a layer without an indexer too
+    ],
+)
 def test_sparse_attention_equals_transformers_in_steps_of_all_kinds(name, more, body, saved, driver, ids):
     """Prompts in chunks, decode steps, and several tokens of a row after cached ones."""
     path, logits = saved(name, more)
@@ -60,7 +67,7 @@ def test_sparse_attention_equals_transformers_in_steps_of_all_kinds(name, more, 
         torch.testing.assert_close(request.result, logits(request.ids), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", ["torch", *usable(), pytest.param("triton", marks=[*TRITON.marks, NIGHTLY])])
 def test_all_keys_selected_equals_dense_attention(body, saved, driver, ids, tmp_path):
     """Bit for bit on compiled kernels, in prompts, decode steps and both together."""
     path, _ = saved("deepseek-v32", {**DENSE_MLPS, "index_topk": 40})

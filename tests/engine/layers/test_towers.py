@@ -62,6 +62,7 @@ def test_embeddings_are_those_of_transformers(saved: Saved) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "other.model."])
+@pytest.mark.sampled(5)
 def test_prefixes_of_other_exports_are_read(saved: Saved, tmp_path: Path, prefix: str) -> None:
     """In two files, as exporters write large checkpoints."""
     case, path, _ = saved
@@ -90,6 +91,7 @@ def bare(name: str) -> str:
 
 
 @pytest.mark.parametrize("value", [10**18, -1, []])
+@pytest.mark.sampled(4)
 def test_absurd_settings_of_a_tower_are_refused_or_read(saved: Saved, tmp_path: Path, value: Any) -> None:
     config = json.loads((saved[1] / "config.json").read_text())
     vision = config["vision_config"]

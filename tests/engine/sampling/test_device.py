@@ -150,6 +150,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", ALONE)
+@pytest.mark.sampled(5)
 def test_each_stage_keeps_the_distribution_of_the_pipeline(name, both, request_of):
     asking = msgspec.structs.replace(ALONE[name], logprobs=-1, logprobs_mode="processed")
     replies = ((), (3,), (3, 3), (5, 0, 5, 36), (5, 0, 5, 36, 3, 3))

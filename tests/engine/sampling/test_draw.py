@@ -45,6 +45,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("vary", ["seed", "position"])
+@pytest.mark.sampled(5)
 def test_tokens_are_drawn_from_the_processed_distribution(kind, vary, bench, request_of, oracle, softmax):
     logits = np.random.default_rng(1).normal(0, 1.5, VOCAB).astype(np.float32)
     counts, (rows, batches) = np.zeros(VOCAB), (600, 36)

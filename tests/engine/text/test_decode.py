@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from engine.text import IncrementalDecoder, Tokenizer, TokenText, decode_all
+from tests.tiers import examples
 
 TEXTS = {
     "emoji": "🎉 party 🎉🎉",
@@ -65,7 +66,7 @@ def test_special_tokens_are_hidden_shown_or_shown_one_by_one(tokenizer_dirs: dic
     assert decode_all(IncrementalDecoder(tokenizer, shown_ids=frozenset({ids[1]})), ids) == "a<|im_start|>b"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_random_byte_level_tokens_decode_as_in_one_piece(tokenizer_dirs: dict[str, Path], data: st.DataObject) -> None:
     """DT-02: no exception and no repeated text for any ids, also ids that no token has."""
@@ -77,7 +78,7 @@ def test_random_byte_level_tokens_decode_as_in_one_piece(tokenizer_dirs: dict[st
     assert streamed in (whole, whole.removesuffix("\ufffd"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_random_byte_fallback_tokens_never_repeat_or_fail(tokenizer_dirs: dict[str, Path], data: st.DataObject) -> None:
     """DT-02: wrong byte runs become U+FFFD, all else equals python's own decoding of the bytes."""

@@ -17,6 +17,7 @@ from engine.text import IncrementalDecoder, decode_all
 from engine.text import Tokenizer as Ours
 from engine.text.templates import chat_templates, template_file
 from tests.engine.text.conftest import CORPUS
+from tests.tiers import examples
 
 LETTERS = st.sampled_from(
     list("abcdTQ ,.'\n\t0189ä中文日é")
@@ -121,7 +122,7 @@ def test_texts_have_the_ids_of_the_original(tmp_path: Path, kind: str) -> None:
     theirs = KINDS[kind]()
     ours = Ours(write_bpe(tmp_path / "m.gguf", theirs, kind, add_add_bos_token=False))
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     @given(st.one_of(TEXT, st.lists(st.one_of(TEXT, st.sampled_from(SPECIAL + PLAIN_ADDED)), max_size=5).map("".join)))
     def same(text: str) -> None:
         ids = theirs.encode(text).ids
@@ -193,7 +194,7 @@ def test_pieces_are_those_of_sentencepiece(tmp_path: Path) -> None:
     ours = Ours(write_pieces(tmp_path / "m.gguf", theirs))
     size = theirs.get_piece_size()
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     @given(TEXT)
     def same(text: str) -> None:
         if any(special in text for special in ("<s>", "</s>", "<unk>", "<tool_call>", "<|im_start|>")):

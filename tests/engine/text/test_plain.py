@@ -16,6 +16,7 @@ from engine.api.errors import CheckpointError, RequestError
 from engine.text import IncrementalDecoder, Tokenizer, decode_all
 from engine.text.ranks import _KIMI, PATTERN, PATTERNS, read_ranks
 from tests.engine.text.conftest import CORPUS, sentence_pieces
+from tests.tiers import examples
 
 # Letters that the vocabularies have and lack, all kinds of space, joined emoji, and whatever Unicode has.
 LETTERS = st.sampled_from(
@@ -41,7 +42,7 @@ def test_a_text_has_the_ids_of_sentencepiece(
 ) -> None:
     theirs, ours = library(plain_dirs[kind]), loaded[kind]
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(TEXT)
     def same(text: str) -> None:
         if not any(marker in text for marker in ("<s>", "</s>", "<unk>", "<|im_start|>", "<pad>")):
@@ -63,7 +64,7 @@ def test_ids_have_the_text_of_sentencepiece(
     theirs, ours = library(plain_dirs[kind]), loaded[kind]
     pieces = [token for token in range(theirs.get_piece_size()) if token not in ours.special_ids]
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(st.lists(st.sampled_from(pieces), max_size=12))
     def same(ids: list[int]) -> None:
         whole = ours.decode(ids)
@@ -132,7 +133,7 @@ def test_a_text_has_the_ids_of_tiktoken(loaded: dict[str, Tokenizer], plain_dirs
     theirs = encoding(plain_dirs[kind], PATTERNS["qwen.tiktoken"] if kind == "qwen" else PATTERN, special)
     markers = st.lists(st.one_of(TEXT, st.sampled_from(sorted(special))), max_size=4).map("".join)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(markers)
     def same(text: str) -> None:
         ids = ours.encode(text, add_special_tokens=False)
@@ -148,7 +149,7 @@ def test_wrong_bytes_stream_as_they_decode(loaded: dict[str, Tokenizer], kind: s
     """DT-02 ids that make no characters"""
     ours = loaded[kind]
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(st.lists(st.integers(0, ours.vocab_size + 3), max_size=12))
     def same(ids: list[int]) -> None:
         streamed, whole = decode_all(IncrementalDecoder(ours), ids), ours.decode(ids)
@@ -234,7 +235,7 @@ def test_white_space_around_an_added_token_goes_with_it(tmp_path: Path, plain_di
     assert tokenizer.encode("a word.").count(count + 2) == 1 and count + 2 not in tokenizer.encode("a words")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.one_of(st.binary(max_size=20), TEXT.map(str.encode)))
 def test_any_bytes_have_ids_where_every_byte_has_one(loaded: dict[str, Tokenizer], data: bytes) -> None:
     for kind in ("pieces", "ranks"):

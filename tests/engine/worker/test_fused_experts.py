@@ -118,6 +118,7 @@ def test_a_start_makes_steps_with_tiles_of_every_size_that_any_step_has(config, 
     assert slots <= set(plans[-1].dropped) <= set(range(min(running, step)))
 
 
+@pytest.mark.nightly("tests/engine/worker/test_worker.py::test_every_warming_step_runs_and_leaves_nothing")
 @pytest.mark.slow
 @in_interpreter
 def test_steps_of_every_size_run_and_leave_nothing(config, wanted):

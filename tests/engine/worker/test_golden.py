@@ -11,6 +11,7 @@ from engine.golden import record
 from engine.worker.build import build_worker
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, usable
+from tests.tiers import NIGHTLY
 
 
 @contextmanager
@@ -74,7 +75,7 @@ def test_other_types_of_the_same_weights_are_within_their_wider_bands(locked):
 
 
 @pytest.mark.skipif(best() == "torch", reason="no compiled kernels here")
-@pytest.mark.parametrize(("weights", "kernels"), [("int8", "base"), ("int4", best())])
+@pytest.mark.parametrize(("weights", "kernels"), [("int8", "base"), pytest.param("int4", best(), marks=NIGHTLY)])
 def test_rounded_weights_agree_with_those_rounded_alike_and_with_no_others(locked, weights, kernels):
     one = recorded(weights=weights, kv_dtype="float16")
     with engine(configured(weights=weights, kv_dtype="float16", kernels=kernels)) as golden:

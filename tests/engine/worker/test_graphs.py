@@ -18,6 +18,7 @@ from engine.worker.graphs import Graphs, recorder_of
 from engine.worker.precompile import parts_on
 from kernels.fp8 import products_of
 from kernels.jit import interpreted, recorded
+from tests.tiers import thinned
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -255,7 +256,7 @@ def steps_with_chunks(processor):
 
 
 @interpreter
-@pytest.mark.parametrize("processor", [False, True])
+@pytest.mark.parametrize("processor", thinned([False, True], kept=[True]))
 def test_padded_mixed_and_decode_steps_sample_the_tokens_of_plain_launches(config, processor):
     found = []
     for sizes, mixed in (((), ()), ((2, 4, 8), (8, 16, 32))):

@@ -27,7 +27,6 @@ from engine.worker.build import build_worker, pool_blocks
 from engine.worker.memory import Meter
 from kernels.cpu.library import best, tiling
 from tests.engine.configs import with_arguments
-from tests.tiers import thinned
 
 SIZE = 100_000_000
 PATIENCE_S = 240.0  # against hangs only
@@ -178,7 +177,8 @@ worker.close()
 """
 
 
-@pytest.mark.parametrize("bits", thinned(["stored", "int8", "int4"], ["stored"]))
+@pytest.mark.nightly("tests/appliance/planning/test_peak.py::test_the_planned_total_is_the_peak_of_the_engine")
+@pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
 def test_loading_takes_no_more_at_once_than_planned(config, bits, tmp_path):
     """Pages of the mapped checkpoint are in the measured peak and not in the plan: they go when room is needed."""
     checkpoint = read_checkpoint(config.model.path)

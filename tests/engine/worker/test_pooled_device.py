@@ -150,6 +150,7 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 2e-5) -> Non
 
 
 @pytest.mark.parametrize("name", thinned(CASES, EACH_PART))
+@pytest.mark.sampled(2)
 def test_every_architecture_that_pools_equals_transformers(name, saved, shows):
     """Prompts of several lengths in one step, one token among them."""
     checkpoint = saved(name)
@@ -161,7 +162,7 @@ def test_every_architecture_that_pools_equals_transformers(name, saved, shows):
 
 
 @pytest.mark.parametrize(
-    "name", thinned(["bert-score", "modernbert", "gemma3-both-ways", "qwen3-score"], ["modernbert", "qwen3-score"])
+    "name", thinned(["bert-score", "modernbert", "gemma3-both-ways", "qwen3-score"], ["modernbert"])
 )
 def test_a_prompt_is_the_same_bit_for_bit_whatever_stands_beside_it(name, saved):
     pooling = Pooling(task_of(CASES[name][0]))
@@ -188,9 +189,7 @@ def test_segments_have_rows_of_their_own(name, saved):
     close(plain, checkpoint.output(ids))
 
 
-@pytest.mark.parametrize(
-    "name", thinned(["bert", "modernbert", "nomic", "gemma3-both-ways"], ["modernbert", "gemma3-both-ways"])
-)
+@pytest.mark.parametrize("name", thinned(["bert", "modernbert", "nomic", "gemma3-both-ways"], ["gemma3-both-ways"]))
 def test_a_later_token_changes_an_earlier_one(name, saved):
     """With bidirectional attention a token affects earlier tokens of its own prompt and of no other prompt."""
     ids = prompt(4, 9)
@@ -249,6 +248,7 @@ def both(path: Path, task: TaskConfig = AUTO) -> tuple[Steps, Steps]:
 
 
 @pytest.mark.parametrize("pool", ["cls", "last", "mean", "max"])
+@pytest.mark.sampled(2)
 def test_each_pool_is_the_one_of_torch(pool, saved):
     prompts = [prompt(length, length) for length in (5, 1)]
     ours, torchs = both(saved("bert").path, TaskConfig(pool=pool))
@@ -258,6 +258,7 @@ def test_each_pool_is_the_one_of_torch(pool, saved):
 
 
 @pytest.mark.parametrize("name", ["bert-classifier", "bert-score", "modernbert-mean", "modernbert-tokens"])
+@pytest.mark.sampled(2)
 def test_probabilities_of_labels_are_those_of_torch(name, saved):
     prompts = [prompt(length, length) for length in (5, 1)]
     ours, torchs = both(saved(name).path)
@@ -320,6 +321,7 @@ def attention(**changed: Any) -> Callable[[ResidualBlock], ResidualBlock]:
     ],
     ids=["softcap", "head norms without rope", "scaled sums that are normed", "scaled sums"],
 )
+@pytest.mark.sampled(2)
 def test_unpublished_encoder_variants_equal_torch(name, change, saved):
     prompts = [prompt(length, length) for length in (7, 1)]
     ours, torchs = (Steps(saved(name).path, kernels=kernels, change=change) for kernels in ("triton", "torch"))
@@ -339,7 +341,7 @@ def test_rows_of_a_step_may_have_different_pooling_options(saved):
 # Prompts in pieces
 
 
-@pytest.mark.parametrize("pool", thinned(["cls", "last", "mean", "max"], ["last", "mean"]))
+@pytest.mark.parametrize("pool", thinned(["cls", "last", "mean", "max"], ["mean"]))
 def test_a_prompt_of_a_decoder_may_come_in_pieces(pool, saved):
     """Two other prompts run in other slots and end earlier; a new prompt reuses one of these slots."""
     task, ids = TaskConfig(pool=pool), [prompt(length, length) for length in (14, 5, 7, 3)]

@@ -1,0 +1,1 @@
+from tests.engine.forked_ranks import forked_ranks as forked_ranks  # a fixture
