@@ -352,7 +352,8 @@ def _arithmetic(config: EngineConfig, device: torch.device) -> Arithmetic:
         weights=config.quantization.weight_format,
         ranks=config.parallelism.tensor,
         precision=config.hardware.matmul_precision,
-        library=f"torch {torch.__version__}" + (f", triton {version('triton')}" if kernels == "triton" else ""),
+        library=f"torch {torch.__version__}" + (f", triton {version('triton')}" if kernels == "triton" else "")
+        + (f", executor {config.hardware.executor}" if config.hardware.executor else ""),
         release=config.lifecycle.self_test.release,
         exact=compiled or (kernels == "triton" and config.hardware.batch_invariant),
     )
@@ -439,6 +440,10 @@ def _check_kernels(config: EngineConfig) -> None:
         raise ConfigError(
             "hardware.torch_compile: compiled sums depend on the number of tokens, and programs of several ranks are "
             "not compiled; set it to false, or batch_invariant to false and tensor to 1"
+        )
+    if config.hardware.executor and config.hardware.kernels != "torch":
+        raise ConfigError(
+            f"hardware.executor={config.hardware.executor}: replaces functions of torch; set hardware.kernels to torch"
         )
     if config.hardware.kernels == "torch":
         if config.hardware.batch_invariant:
@@ -540,6 +545,7 @@ def _text_model(
         shared=shared,
         routes=config.return_routed_experts,
         torch_compile=config.hardware.torch_compile,
+        functions=load_functions(config.hardware.executor) if config.hardware.executor else {},
     )
 
 

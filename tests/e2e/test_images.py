@@ -21,6 +21,7 @@ from engine.media.processor import process_video
 from engine.media.video import open_video
 from engine.worker.grid_positions import as_array
 from tests.appliance.server.http.image_models import data_url, picture, png, video, write
+from tests.documented import documented
 from tests.e2e.conftest import Appliance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,6 +165,11 @@ def stream(service: Appliance, body: dict) -> list[str]:
         **{name: value for name, value in body.items() if name != "ignore_eos"}, extra_body=extra
     )
     return (chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_the_command_of_the_page_runs(service: Appliance) -> None:
+    reply = json.loads(documented("docs/images.md", "image_url", service.url))
+    assert reply["model"] == "eyes" and reply["choices"][0]["message"]["content"]
 
 
 @pytest.mark.nightly("tests/engine/test_image_embeddings.py::test_without_images_the_image_encoder_is_not_loaded")
