@@ -1,4 +1,4 @@
-"""Executors that other packages provide: functions that replace those of torch's executor, for other devices or libraries.
+"""Executors that other packages provide: functions that replace those of torch's executor.
 
 A package registers an entry point of the group `slipway.executors`, with the name that `hardware.executor` selects:
 

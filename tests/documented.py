@@ -11,7 +11,10 @@ from pathlib import Path
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*sorted(path.name for path in ROOT.glob("*.md")), *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+PAGES = [
+    *sorted(path.name for path in ROOT.glob("*.md")),
+    *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
+]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 SHELL = ("sh", "bash")
 _SERVICE = re.compile(r"(?:http://)?(?:localhost|127\.0\.0\.1):[89]000")
@@ -50,7 +53,7 @@ def at(command: str, url: str) -> str:
     return _SERVICE.sub(url, command)
 
 
-def documented(page: str, words: str, url: str, replaced: Mapping[str, str] = {}, cwd: Path = ROOT) -> str:  # noqa: B006
+def documented(page: str, words: str, url: str, replaced: Mapping[str, str] = {}, cwd: Path = ROOT) -> str:
     """Run the only command of a page with these words against a service. Return what it prints.
 
     Pictures that the page shortens are replaced by a small one."""

@@ -1,5 +1,5 @@
-"""Checkpoint in an archive: a local file, or a file on a web server. A remote archive is downloaded completely while its
-SHA-256 is computed, unpacked next to its final folder and renamed. The contents are unknown before."""
+"""Checkpoint in an archive: a local file, or a file on a web server. A remote archive is downloaded completely while
+its SHA-256 is computed, unpacked next to its final folder and renamed. The contents are unknown before."""
 
 import hashlib
 import os
@@ -166,9 +166,7 @@ class LocalArchive:
         _unpack_into(self.path, self.folder(listing), self.cache_directory(listing), self.max_size, min_free)
 
 
-def _unpack_into(
-    archive: Path, final: Path, cache_directory: CacheDirectory, max_size: int, min_free: int
-) -> None:
+def _unpack_into(archive: Path, final: Path, cache_directory: CacheDirectory, max_size: int, min_free: int) -> None:
     """Unpack the archive, move its files into place and remove a downloaded archive. Raise SourceError."""
     with cache_directory.lock(lambda: None):
         working = final.with_name(f"{final.name}.unpacking")

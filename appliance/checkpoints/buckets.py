@@ -20,10 +20,12 @@ from appliance.checkpoints.bucket_clients import ACCESS_HINTS, OPEN, bucket_regi
 from appliance.checkpoints.cache_directory import CacheDirectory
 from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, RestartFile, SourceError, select
 
-BLOCK = 1 << 18
+BLOCK = 1 << 16  # received bytes of an unfinished block are lost with the connection
 _STATUS = re.compile(r"(?:status code: |status: |\()(\d{3})\b")
 _WRONG_REGION = "incorrectly configured region"
-_NO_IDENTITY = re.compile(r"169\.254\.|fd00:ec2|metadata\.google\.internal|No credentials|service account", re.IGNORECASE)
+_NO_IDENTITY = re.compile(
+    r"169\.254\.|fd00:ec2|metadata\.google\.internal|No credentials|service account", re.IGNORECASE
+)
 
 T = TypeVar("T")
 
@@ -135,6 +137,8 @@ class BucketFolder:
             return SourceError(f"{what}: the store answered {status}")
         if status:
             return SourceError(f"{what}: the store answered {status}", transient=True)
+        if "kind: Timeout" in str(error):
+            return SourceError(f"{what}: no data for {self.stall_s:g} s", transient=True)
         return SourceError(f"{what}: {text}{hint if _NO_IDENTITY.search(text) else ''}", transient=True)
 
 

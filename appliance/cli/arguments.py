@@ -411,6 +411,8 @@ def evaluation(command: argparse.ArgumentParser) -> None:
     text = f"URL of an endpoint, or a manifest, whose tasks are run against its running service; default {DEFAULT_URL}"
     command.add_argument("which", metavar="URL|MANIFEST", nargs="?", default=None, help=text)
     command.add_argument("--url", metavar="URL", default=None, help="endpoint for the tasks of a manifest")
+    text = "start the service of the manifest for the tasks, within its health.startup_budget, and stop it afterwards"
+    command.add_argument("--start", action="store_true", help=text)
     text = "name of the model; default: the first one that the endpoint lists"
     command.add_argument("-m", "--model", metavar="NAME", default=None, help=text)
     _evaluation_tasks(command.add_argument_group("tasks"))

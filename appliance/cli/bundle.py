@@ -44,7 +44,9 @@ def bundle(options: argparse.Namespace, given: Given, plan: Plan) -> int:
 
 def unpack_into(options: argparse.Namespace) -> int:
     """Verify and unpack a bundle."""
-    folder = options.output or Path(options.bundle.name.removesuffix(".tar").removesuffix(".bundle").removesuffix(".oci"))
+    folder = options.output or Path(
+        options.bundle.name.removesuffix(".tar").removesuffix(".bundle").removesuffix(".oci")
+    )
 
     def write() -> None:
         index = unpack(options.bundle, folder, options.public_key)

@@ -344,7 +344,6 @@ class Tuner:
             self.out_of_time,
         )
 
-
     def _combinations(self, candidates: Mapping[Settings, Candidate]) -> int:
         """Return the number of tried combinations of the axes."""
         keys = {axis.key for axis in self.axes}

@@ -144,9 +144,7 @@ class ReferenceExecutor:
         package executes (engine/executors.py)."""
         self.program, self.layout = program, layout
         self._functions = {**FUNCTIONS, **functions}
-        self.compiler = (
-            SegmentCompiler(Executor(self._functions, _step_inputs, _bind)) if torch_compile else None
-        )
+        self.compiler = SegmentCompiler(Executor(self._functions, _step_inputs, _bind)) if torch_compile else None
         self._segments: tuple[tuple[Segment, ...], tuple[Segment, ...]] | None = None
         self.routes: Tensor | None = None  # [tokens, experts of all layers] of the last step, if the program keeps them
         self.queries: Tensor | None = None  # of the last step, see `TextModel.queries`
@@ -629,4 +627,3 @@ def _step_inputs(run: Run) -> dict[str, Tensor]:
 def _bind(run: Run, values: dict[str, Tensor], inputs: dict[str, Tensor]) -> Run:
     angles = {rope: (inputs[f"cos {number}"], inputs[f"sin {number}"]) for number, rope in enumerate(run.step.angles)}
     return replace(run, values=values, positions=inputs["positions"], step=replace(run.step, angles=angles))
-

@@ -19,6 +19,7 @@ from engine.api.messages import PhaseMemory
 from engine.distributed.group import open_group
 from engine.distributed.shared import open_shared
 from engine.distributed.world import SINGLE, World, least
+from engine.executors import load_functions
 from engine.formats.load_time import LOAD_FORMATS
 from engine.formats.native import EXECUTORS, Executor
 from engine.imports import load_meta_operations
@@ -352,7 +353,8 @@ def _arithmetic(config: EngineConfig, device: torch.device) -> Arithmetic:
         weights=config.quantization.weight_format,
         ranks=config.parallelism.tensor,
         precision=config.hardware.matmul_precision,
-        library=f"torch {torch.__version__}" + (f", triton {version('triton')}" if kernels == "triton" else "")
+        library=f"torch {torch.__version__}"
+        + (f", triton {version('triton')}" if kernels == "triton" else "")
         + (f", executor {config.hardware.executor}" if config.hardware.executor else ""),
         release=config.lifecycle.self_test.release,
         exact=compiled or (kernels == "triton" and config.hardware.batch_invariant),

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -165,7 +164,7 @@ def run(line: str, service: Appliance, capsys: pytest.CaptureFixture[str], confi
         assert words[0] == "-m" and shutil.which(sys.executable), f"{given}: test_commands.py runs it"
     else:
         assert program in OTHERS, f"{given}: no test runs it"
-        written = [word for word in re.findall(r"\bout/[\w.-]+", given)]
+        written = re.findall(r"\bout/[\w.-]+", given)
         assert all(Path(word).exists() for word in written), f"{given}: no command before it has written {written}"
         if program == "docker":
             docker(given, words)

@@ -184,7 +184,9 @@ def test_a_local_archive_is_unpacked_once_and_again_when_it_changes(name: str, t
     folder = download_checkpoint(local(tmp_path / name), Policy(offline=True), {}, lambda _: None)
     assert (folder / "config.json").read_bytes() == b"{}" and (tmp_path / name).exists()
     (folder / "seen").touch()
-    assert download_checkpoint(local(tmp_path / name), QUICK, {}, lambda _: None) == folder and (folder / "seen").exists()
+    assert (
+        download_checkpoint(local(tmp_path / name), QUICK, {}, lambda _: None) == folder and (folder / "seen").exists()
+    )
     os.utime(tmp_path / name, ns=(1, 1))
     assert download_checkpoint(local(tmp_path / name), QUICK, {}, lambda _: None) != folder
 
@@ -212,7 +214,7 @@ def test_a_manifest_may_name_an_archive(tmp_path: Path, checkpoint_files: dict[s
     path.write_text("apiVersion: slipway/v2\nmodel: {source: {path: demo.tar}, download: {min_free: 1}}\n")
     given = Given(path, (), {"HOME": str(tmp_path)})
     with pytest.raises(Refused, match=r"demo.tar: an archive; .* unknown until it is unpacked: run `slipway fetch"):
-        validate(given, hardware("avx2:2:8GiB"))
+        validate(given, hardware("epyc:2:8GiB"))
     folder = download_missing(given)
-    plan = validate(given, hardware("avx2:2:8GiB"))
+    plan = validate(given, hardware("epyc:2:8GiB"))
     assert plan.engines[0].model.path == str(folder) and plan.gateway.names == ("demo",)

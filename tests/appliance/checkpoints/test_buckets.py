@@ -145,7 +145,7 @@ def listed(kind: str, files: dict[str, bytes]) -> bytes:
     if kind == "az":
         blobs = (
             f"<Blob><Name>{name}</Name><Properties><Last-Modified>{MODIFIED}</Last-Modified><Etag>{tag(data)}</Etag>"
-            f"<Content-Length>{len(data)}</Content-Length></Properties></Blob>"
+            f"<Content-Length>{len(data)}</Content-Length><Content-Type>x</Content-Type></Properties></Blob>"
             for name, data in files.items()
         )
         return f"<EnumerationResults><Blobs>{''.join(blobs)}</Blobs><NextMarker /></EnumerationResults>".encode()
@@ -214,7 +214,9 @@ def test_a_folder_is_planned_from_headers_and_fetched(
 
 
 def folder_of(kind: str, cache: Path, **environ: str) -> BucketFolder:
-    return BucketFolder(kind, "models", "team/demo", cache, {"HOME": str(cache), **environ}, 1.0, "team" * (kind == "az"))
+    return BucketFolder(
+        kind, "models", "team/demo", cache, {"HOME": str(cache), **environ}, 1.0, "team" * (kind == "az")
+    )
 
 
 @pytest.mark.parametrize("kind", BUCKETS)
@@ -229,7 +231,7 @@ def test_a_download_resumes_after_a_broken_connection(
     entry = folder.cache_directory(listing)
     entry.folder.mkdir(parents=True)
     entry.part(file).write_bytes(checkpoint_files[file.name][:1000])
-    found.faults[path] = [("cut", 600_000), ("stall", 5000)]
+    found.faults[path] = [("cut", 600_000), ("stall", 500_000)]
     fetch(folder, listing, entry, QUICK, Progress(listing.bytes))
     assert (entry.folder / file.name).read_bytes() == checkpoint_files[file.name]
     first, second = found.gets(path)[:2]
@@ -324,7 +326,7 @@ def test_a_profile_with_a_role_uses_boto3(tmp_path: Path, monkeypatch: pytest.Mo
     environ = {"HOME": str(tmp_path), "AWS_PROFILE": "team"}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SourceError, match="false"):
+    with pytest.raises(SourceError, match="profile team: Error when retrieving credentials"):
         BucketFolder("s3", "models", "x", tmp_path, environ).listing()
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(SourceError, match=r"profile team has no access key; .*pip install 'slipway-serve\[s3\]'"):
@@ -352,9 +354,9 @@ def test_federated_credentials_of_google_use_google_auth(tmp_path: Path, monkeyp
     (tmp_path / "key.json").write_text('{"type": "external_account"}')
     environ = {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json")}
     monkeypatch.setenv(*next(iter(environ.items())))
-    with pytest.raises(SourceError, match="external_account"):
+    with pytest.raises(SourceError, match="Failed to load external account credentials"):
         folder_of("gs", tmp_path, **environ).listing()
-    monkeypatch.setitem(sys.modules, "google.auth", None)
+    monkeypatch.setitem(sys.modules, "google.auth.exceptions", None)
     with pytest.raises(SourceError, match=r"need google-auth: pip install 'slipway-serve\[gs\]'"):
         folder_of("gs", tmp_path, **environ).listing()
 
@@ -364,7 +366,7 @@ def test_azure_is_read_with_a_managed_identity(
 ) -> None:
     found = store("az")
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
-    found.answers["/identity"] = lambda: json.dumps({"access_token": "managed", "expires_in": "3600"}).encode()
+    found.answers["/identity"] = lambda: json.dumps({"access_token": "managed", "expires_on": "4102444800"}).encode()
     monkeypatch.setenv("AZURE_MSI_ENDPOINT", f"{found.url}/identity")
     assert folder_of("az", tmp_path).listing().files
     assert found.authorizations[-1] == "Bearer managed"
