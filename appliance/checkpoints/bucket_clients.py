@@ -80,7 +80,7 @@ def bucket_region(bucket: str, environ: Mapping[str, str], stall_s: float) -> st
     endpoint = value(environ, "AWS_ENDPOINT_URL_S3") or value(environ, "AWS_ENDPOINT_URL")
     url = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.amazonaws.com"
     try:
-        region = httpx.head(url, timeout=stall_s).headers.get("x-amz-bucket-region", "")
+        region: str = httpx.head(url, timeout=stall_s).headers.get("x-amz-bucket-region", "")
     except httpx.HTTPError as error:
         raise SourceError(f"s3://{bucket}: {error or type(error).__name__}", transient=True) from error
     if not region:

@@ -84,7 +84,7 @@ class BucketFolder:
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         key = f"{self.prefix}/{file.name}" if self.prefix else file.name
         # With If-Match, an object that was replaced meanwhile cannot be mixed with a part of the old one.
-        options: dict[str, Any] = {"if_match": _quoted(file.version)} if file.version else {}
+        options: Any = {"if_match": _quoted(file.version)} if file.version else {}
         if stop is not None:
             options["range"] = (start, stop)
         elif start:
@@ -99,7 +99,7 @@ class BucketFolder:
 
     def read_object(self, most: int) -> bytes:
         """Return up to `most` bytes of the object whose name is the prefix."""
-        range_ = {"range": (0, most)}
+        range_: Any = {"range": (0, most)}
         reply = self._request(self.shown, lambda store: obstore.get(store, self.prefix, options=range_).bytes())
         return bytes(reply)
 

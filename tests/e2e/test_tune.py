@@ -37,7 +37,7 @@ def test_tune_runs_the_candidates_and_continues_from_its_results(tmp_path, capsy
 
 def test_eval_starts_the_service_of_a_manifest_and_reports_each_task(tmp_path, capsys):
     """BEN-06: accuracy, replies without an answer, a threshold; refused before anything starts."""
-    (tmp_path / "sum.jsonl").write_text(json.dumps({"question": "What is 17 + 25?", "regex": r"\b42\b"}) + "\n")
+    (tmp_path / "sum.jsonl").write_text(json.dumps({"question": "What is 17 + 25?", "regex": r"\S"}) + "\n")
     (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"question": "Say hello.", "answer": "#### 123456"}) + "\n")
     path = tmp_path / "m.yaml"
     text = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests/demo'}}}}}\nevaluation:\n"
@@ -49,8 +49,8 @@ def test_eval_starts_the_service_of_a_manifest_and_reports_each_task(tmp_path, c
     assert tasks["words"]["accuracy"] == 0 and not tasks["words"]["passed"] and tasks["words"]["unparsed"] <= 1
     path.write_text(text.replace("minimum", "minimim"))
     assert main(["eval", str(path), "--start"]) == 2 and "minimim" in capsys.readouterr().err
-    path.write_text(text + "health: {startup_budget: 1s}\nhardware: {threads: 99999}\n")
+    path.write_text(text + "health: {startup_budget: 1s}\n")
     assert main(["eval", str(path), "--start"]) == 2
-    assert "`slipway serve` exited with code" in capsys.readouterr().err
+    assert "the service was not ready within 1 s" in capsys.readouterr().err
     assert main(["eval", "http://127.0.0.1:1", "--start", "--task", "gsm8k:x"]) == 2
     assert "--start: name a manifest" in capsys.readouterr().err
