@@ -3,7 +3,7 @@
 from appliance.config.settings import Settings
 from appliance.constraints.rule import TORCH, View
 from appliance.planning.choice import refuse
-from engine.executors import executor_names, unknown_executor
+from engine.lowering.executors import executor_names, unknown_executor
 from engine.models.parts import Model
 
 KEY = "hardware.executor"

@@ -12,7 +12,6 @@ from engine.api.config import EmbeddingBits, HeadBits, WeightBits
 from engine.api.errors import ConfigError
 from engine.distributed.shared import Shared
 from engine.distributed.world import SINGLE, World
-from engine.executors import Functions
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import Layout
 from engine.kv.states import state_layout
@@ -36,6 +35,7 @@ from engine.lowering.adapters import (
     fitted_adapters,
     slot_stacks,
 )
+from engine.lowering.executors import Functions
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.lowering.lower import lower, state_projection
 from engine.lowering.rewrites import keep_routes

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from engine.distributed.world import World
-from engine.executors import Functions
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch, MediaRows
 from engine.layers.kv import KVLayer, kv_layers
@@ -24,6 +23,7 @@ from engine.layers.streams import computed
 from engine.layers.torch_compile import Executor, SegmentCompiler
 from engine.layers.values import pad_values
 from engine.layers.vocabulary import Vocabulary
+from engine.lowering.executors import Functions
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
@@ -141,7 +141,7 @@ class ReferenceExecutor:
         functions: Functions = MappingProxyType({}),
     ) -> None:
         """torch_compile: compile segments of the program with torch.compile. functions: of operations that another
-        package executes (engine/executors.py)."""
+        package executes (engine/lowering/executors.py)."""
         self.program, self.layout = program, layout
         self._functions = {**FUNCTIONS, **functions}
         self.compiler = SegmentCompiler(Executor(self._functions, _step_inputs, _bind)) if torch_compile else None

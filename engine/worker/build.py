@@ -19,7 +19,6 @@ from engine.api.messages import PhaseMemory
 from engine.distributed.group import open_group
 from engine.distributed.shared import open_shared
 from engine.distributed.world import SINGLE, World, least
-from engine.executors import load_functions
 from engine.formats.load_time import LOAD_FORMATS
 from engine.formats.native import EXECUTORS, Executor
 from engine.imports import load_meta_operations
@@ -31,6 +30,7 @@ from engine.layers.torch_compile import ModuleCompiler
 from engine.layers.torch_compile import set_up as set_up_torch_compile
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import adapters_problem
+from engine.lowering.executors import load_functions
 from engine.lowering.lower import lower
 from engine.lowering.measures import widest_sum
 from engine.models.adapters import read_adapter

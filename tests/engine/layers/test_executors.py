@@ -11,8 +11,8 @@ from appliance.config.settings import Given
 from appliance.hardware.described import hardware
 from appliance.planning.validate import Refused, validate
 from engine.api.errors import ConfigError
-from engine.executors import executor_names, load_functions
 from engine.llm import LLM, Params
+from engine.lowering.executors import executor_names, load_functions
 from tests.engine.layers.families import random_family, save_family
 
 TOY = Path(__file__).resolve().parents[1] / "toy_executor.py"
