@@ -76,7 +76,7 @@ OPEN: dict[str, Callable[[str, Mapping[str, str], float, str], Any]] = {"s3": op
 
 
 def bucket_region(bucket: str, environ: Mapping[str, str], stall_s: float) -> str:
-    """Return the region in which S3 has the bucket, which it tells everyone. Raise SourceError."""
+    """Return the region in which S3 has the bucket, which a request without credentials returns. Raise SourceError."""
     endpoint = value(environ, "AWS_ENDPOINT_URL_S3") or value(environ, "AWS_ENDPOINT_URL")
     url = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.amazonaws.com"
     try:

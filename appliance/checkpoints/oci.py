@@ -1,6 +1,6 @@
 """Layers of an image in an archive of an OCI image layout, as `slipway bundle --oci`, skopeo and buildah write it.
 
-https://github.com/opencontainers/image-spec/blob/main/image-layout.md
+https://github.com/opencontainers/image-spec
 """
 
 import json

@@ -36,7 +36,7 @@ def test_tune_runs_the_candidates_and_continues_from_its_results(tmp_path, capsy
 
 
 def test_eval_starts_the_service_of_a_manifest_and_reports_each_task(tmp_path, capsys):
-    """BEN-06: accuracy, replies without an answer, a threshold; refused before anything starts."""
+    """Accuracy, replies without an answer, a threshold; refused before anything starts."""
     (tmp_path / "sum.jsonl").write_text(json.dumps({"question": "What is 17 + 25?", "regex": r"\S"}) + "\n")
     (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"question": "Say hello.", "answer": "#### 123456"}) + "\n")
     path = tmp_path / "m.yaml"

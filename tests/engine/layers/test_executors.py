@@ -1,4 +1,4 @@
-"""An executor that another package registers replaces functions of torch, also attention over latents (CMP-05)."""
+"""An executor that another package registers replaces functions of torch, also attention over latents."""
 
 import importlib
 import shutil
