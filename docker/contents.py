@@ -26,6 +26,7 @@ PARTS = (
     ("tokenizers, sentencepiece, tiktoken, llguidance", f"{SITE}/llguidance*/*"),
     ("triton, CUDA and ROCm libraries", f"{SITE}/nvidia/*"),
     ("triton, CUDA and ROCm libraries", f"{SITE}/triton/*"),
+    ("obstore: buckets", f"{SITE}/obstore*/*"),
     ("cryptography", f"{SITE}/cryptography*/*"),
     ("pip, for model.source.pypi", f"{SITE}/pip*/*"),
     ("Slipway: demo model", f"{SITE}/appliance/demo/*"),

@@ -35,7 +35,7 @@ ANY_BUILD = (
     "numpy/**/tests",
     "numpy/_core/include",
     "numpy/_core/lib/*.a",
-    "numpy/random/lib/*.a",
+    "numpy/random",  # numpy imports it on first use; Slipway draws with torch and its own kernels
     "numpy/_core/_simd*.so",  # for tests of numpy
     "numpy/**/*.pyi",
     "numpy/f2py",
@@ -71,8 +71,9 @@ CPU_BUILD = (
     "torch/utils/hipify",
     "torch/utils/tensorboard",
 )
-# The first three are for tracing models, setuptools for compiling extensions, and Slipway downloads without hf-xet.
-CPU_DISTRIBUTIONS = ("sympy", "mpmath", "networkx", "setuptools", "hf-xet")
+# The first three are for tracing models, setuptools for compiling extensions. Slipway downloads without hf-xet and
+# fsspec.
+CPU_DISTRIBUTIONS = ("sympy", "mpmath", "networkx", "setuptools", "hf-xet", "fsspec")
 
 
 # Libraries that PyAV and Pillow bring, with the value by which their functions report an error: encoders, TLS, sound

@@ -21,10 +21,11 @@ from pathlib import Path
 # Shell, tools for `docker exec`, Python, C++ for the wheels, certificates, time zones.
 KEEP = ("base-files", "base-passwd", "bash", "ca-certificates", "coreutils", "dash", "findutils", "grep", "hostname")
 KEEP += ("libc-bin", "libgcc-s1", "libstdc++6", "python3", "sed", "tzdata")
-# Installation scripts use these; nis and dbm of the standard library use the libraries.
+# Installation scripts use these; nis, dbm and sqlite3 of the standard library use the libraries.
 NOT_FOLLOWED = ("debconf", "dpkg", "openssl", "perl-base", "libdb5.3", "libdb5.3t64", "libnsl2", "libtirpc3")
+NOT_FOLLOWED += ("libsqlite3-0",)
 STANDARD_LIBRARY = ("config-*", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo")
-STANDARD_LIBRARY += ("site-packages/*", "turtle.py", "unittest/test", "*/test", "*/tests")
+STANDARD_LIBRARY += ("site-packages/*", "sqlite3", "turtle.py", "unittest/test", "*/test", "*/tests")
 # Python's TLS finds its certificates through these links, which belong to the command `openssl`.
 KEPT_FILES = ("/etc/ssl", "/etc/ssl/openssl.cnf", "/usr/lib/ssl", "/usr/lib/ssl/cert.pem", "/usr/lib/ssl/certs")
 KEPT_FILES += ("/usr/lib/ssl/openssl.cnf",)

@@ -77,7 +77,7 @@ def model(manifest: dict[str, object]) -> str:
     assert isinstance(section, dict)
     source = section.get("source") or {}
     for kind, value in source.items():
-        if kind in ("path", "s3", "gs", "huggingface", "pypi"):
+        if kind in ("path", "s3", "gs", "az", "huggingface", "pypi"):
             word = value if isinstance(value, str) else value.get("repo") or value.get("package") or value.get("uri")
             return "" if "${" in str(word) else str(word).rstrip("/").rsplit("/", 1)[-1]
     return ""

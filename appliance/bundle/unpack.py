@@ -22,6 +22,7 @@ from appliance.bundle.index import (
 )
 from appliance.bundle.signature import verify
 from appliance.checkpoints.digest import Digest
+from appliance.checkpoints.oci import OciError, is_layout, open_layers
 
 _BUFFER_BYTES = 4 * 2**20
 _SIGNATURE_BYTES = 4096
@@ -102,10 +103,15 @@ class _Members:
 
 @contextmanager
 def _members(path: Path) -> Iterator[_Members]:
+    """Yield the files of a bundle, or of the bundle that is the layer of an image."""
     try:
-        with tarfile.open(path, "r|") as archive:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as outer:
+            first = outer.next()
+            layered = first is not None and first.name != INDEX and is_layout(outer)
+        layers = open_layers(path) if layered else iter((path.open("rb"),))
+        with next(layers) as layer, tarfile.open(fileobj=layer, mode="r|") as archive:
             yield _Members(archive)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, OciError, StopIteration) as error:
         raise BundleError(f"{path}: not a bundle, or truncated: {error}") from error
     except BundleError as error:
         raise type(error)(f"{path}: {error}") from error

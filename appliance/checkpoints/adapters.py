@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from appliance.checkpoints.download_spec import DownloadSpec, bucket_spec, cache_of, hub_spec, policy
+from appliance.checkpoints.download_spec import BUCKETS, DownloadSpec, bucket_spec, cache_of, hub_spec, policy
 from appliance.checkpoints.facts import NotDownloaded
 from appliance.checkpoints.remote import PackedStore, Policy, SourceError
 from appliance.checkpoints.remote_metadata import is_complete, resolve
@@ -32,7 +32,7 @@ def adapter_specs(settings: Settings, environ: Mapping[str, str]) -> Iterator[tu
         if adapter.uri is None:
             continue
         key = ("adapters", number, "uri")
-        spec = _spec(settings, environ, adapter.uri, key)
+        spec = _spec(settings, environ, adapter.uri)
         yield key, spec, policy(settings, environ, hub=True) if spec.kind == "huggingface" else limits
 
 
@@ -54,13 +54,13 @@ def adapter_folders(settings: Settings, environ: Mapping[str, str]) -> dict[KeyP
     return found
 
 
-def _spec(settings: Settings, environ: Mapping[str, str], uri: str, key: KeyPath) -> DownloadSpec:
+def _spec(settings: Settings, environ: Mapping[str, str], uri: str) -> DownloadSpec:
     scheme, _, rest = uri.partition("://")
     if scheme == "hf":
         repo, _, revision = rest.partition("@")
         return hub_spec(settings, environ, repo, revision or "main", FILES)
-    if scheme in ("s3", "gs"):
-        return bucket_spec(settings, environ, "s3" if scheme == "s3" else "gs", uri, key)
+    if scheme in BUCKETS:
+        return bucket_spec(settings, uri)
     digest = _SHA256.search(uri)
     return DownloadSpec(
         kind="http",

@@ -1,5 +1,5 @@
-"""Checkpoint in an archive on a web server. The whole archive is downloaded while its SHA-256 is computed, unpacked
-next to its final folder and renamed. Its contents are unknown before the download."""
+"""Checkpoint in an archive: a local file, or a file on a web server. A remote archive is downloaded completely while
+its SHA-256 is computed, unpacked next to its final folder and renamed. The contents are unknown before."""
 
 import hashlib
 import os
@@ -20,6 +20,7 @@ from appliance.checkpoints.unpack import unpack
 if TYPE_CHECKING:
     from appliance.checkpoints.web import HttpClient
 
+MAX_SIZE = 2**40  # bytes of the unpacked files of a local archive
 ACCESS_HINT = "declare the server's bearer token in `secrets` and set model.credentials to it"
 
 
@@ -43,7 +44,7 @@ class Archive:
     @property
     def name(self) -> str:
         file = urlsplit(self.url).path.rpartition("/")[2]
-        return file.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz").removesuffix(".zip")
+        return _stem(file)
 
     @property
     def form(self) -> str:
@@ -102,22 +103,9 @@ class Archive:
 
         Raise SourceError if the archive is invalid or the disk cannot be written.
         """
-        final, cache_directory = self.folder(listing), self.cache_directory(listing)
+        cache_directory = self.cache_directory(listing)
         archive = cache_directory.folder / listing.files[0].name
-        with cache_directory.lock(lambda: None):
-            working = final.with_name(f"{final.name}.unpacking")
-            shutil.rmtree(working, ignore_errors=True)
-            try:
-                if not final.is_dir():
-                    os.replace(unpack(archive, working, self.max_size, min_free), final)
-            except OSError as error:  # the archive is kept, so that the next start continues here when there is space
-                raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
-            except SourceError:
-                shutil.rmtree(cache_directory.folder, ignore_errors=True)
-                raise
-            finally:
-                shutil.rmtree(working, ignore_errors=True)
-            shutil.rmtree(cache_directory.folder, ignore_errors=True)
+        _unpack_into(archive, self.folder(listing), cache_directory, self.max_size, min_free)
 
     @cached_property
     def _web(self) -> "HttpClient":
@@ -125,6 +113,79 @@ class Archive:
 
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return HttpClient(stall_s=self.stall_s, headers=headers, hint=ACCESS_HINT)
+
+
+@dataclass(frozen=True)
+class LocalArchive:
+    """An archive in the file system. It is unpacked into the cache without a copy of it. The folder is named by a hash
+    of its path, size and modification time."""
+
+    path: Path
+    cache: Path
+    max_size: int = MAX_SIZE
+
+    @property
+    def shown(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return _stem(self.path.name)
+
+    @property
+    def form(self) -> str:
+        return "an archive"
+
+    def expected(self) -> int:
+        return 0
+
+    def known(self) -> Listing:
+        return self.listing()
+
+    def listing(self) -> Listing:
+        try:
+            about = self.path.stat()
+        except OSError as error:
+            raise SourceError(f"{self.path}: cannot be read: {error.strerror}") from error
+        revision = _digest(f"{self.path}\n{about.st_size}\n{about.st_mtime_ns}")
+        return Listing(revision, (), fixed=True)
+
+    def cache_directory(self, listing: Listing) -> CacheDirectory:
+        folder = self.cache / listing.revision
+        return CacheDirectory(folder.with_name(f"{folder.name}.archive"), folder.with_name(f"{folder.name}.lock"))
+
+    def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
+        """Yield nothing: `unpack` reads the archive."""
+        return iter(())
+
+    def folder(self, listing: Listing) -> Path:
+        return self.cache / listing.revision
+
+    def unpack(self, listing: Listing, min_free: int = 0) -> None:
+        """Unpack the archive. `min_free` bytes of the disk stay free. Raise SourceError."""
+        _unpack_into(self.path, self.folder(listing), self.cache_directory(listing), self.max_size, min_free)
+
+
+def _unpack_into(archive: Path, final: Path, cache_directory: CacheDirectory, max_size: int, min_free: int) -> None:
+    """Unpack the archive, move its files into place and remove a downloaded archive. Raise SourceError."""
+    with cache_directory.lock(lambda: None):
+        working = final.with_name(f"{final.name}.unpacking")
+        shutil.rmtree(working, ignore_errors=True)
+        try:
+            if not final.is_dir():
+                os.replace(unpack(archive, working, max_size, min_free), final)
+        except OSError as error:  # the archive is kept, so that the next start continues here when there is space
+            raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
+        except SourceError:
+            shutil.rmtree(cache_directory.folder, ignore_errors=True)
+            raise
+        finally:
+            shutil.rmtree(working, ignore_errors=True)
+        shutil.rmtree(cache_directory.folder, ignore_errors=True)
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz").removesuffix(".zip")
 
 
 def _digest(text: str) -> str:

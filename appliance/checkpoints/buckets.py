@@ -1,44 +1,58 @@
-"""Folders of buckets, for all kinds of stores. The listing is cached, for starts without a network; the cache folder is
-named by a hash of the listing."""
+"""Folders of buckets: Amazon S3 and compatible services, Google Cloud Storage, Azure Blob Storage, through obstore.
+
+Each attempt is one request, because the caller counts attempts and resumes at the last byte. The listing is cached, for
+starts without a network; the cache folder is named by a hash of the listing.
+"""
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
+from appliance.checkpoints.bucket_clients import ACCESS_HINTS, OPEN, bucket_region
 from appliance.checkpoints.cache_directory import CacheDirectory
-from appliance.checkpoints.remote import Listing, RemoteFile, SourceError, select
+from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, RestartFile, SourceError, select
+
+BLOCK = 1 << 16  # received bytes of an unfinished block are lost with the connection
+_STATUS = re.compile(r"(?:status code: |status: |\()(\d{3})\b")
+_WRONG_REGION = "incorrectly configured region"
+_NO_IDENTITY = re.compile(
+    r"169\.254\.|fd00:ec2|metadata\.google\.internal|No credentials|service account", re.IGNORECASE
+)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Folder:
+class BucketFolder:
     """A folder of a bucket."""
 
+    kind: str  # scheme of the folder's URI: s3, gs or az
     bucket: str
     prefix: str  # has no slash at either end
     cache: Path
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     stall_s: float = 60.0
-
-    scheme = ""  # scheme of the folder's URI
+    account: str = ""  # storage account of Azure
 
     @property
     def shown(self) -> str:
-        return f"{self.scheme}://{self.bucket}/{self.prefix}"
+        return f"{self.kind}://{self.bucket}/{self.prefix}"
 
     @property
     def name(self) -> str:
         return self.prefix.rpartition("/")[2] or self.bucket
 
     @property
-    def start(self) -> str:
-        """Return the common prefix of the keys of its objects."""
-        return f"{self.prefix}/" if self.prefix else ""
-
-    @property
     def _home(self) -> Path:
-        return self.cache / self.bucket / (self.prefix.replace("/", "--") or "-")
+        return self.cache / self.account / self.bucket / (self.prefix.replace("/", "--") or "-")
 
     def known(self) -> Listing | None:
         try:
@@ -49,14 +63,16 @@ class Folder:
     def cache_directory(self, listing: Listing) -> CacheDirectory:
         return CacheDirectory(self._home / listing.revision, self._home / ".lock")
 
-    def build_listing(self, objects: Iterable[tuple[str, int, str]]) -> Listing:
-        """Build the listing from key, size and version of each object, and store it in the cache. Raise SourceError."""
-        found = [RemoteFile(key.removeprefix(self.start), size, version) for key, size, version in objects]
+    def listing(self) -> Listing:
+        """Return the present files, and store them in the cache. Raise SourceError."""
+        found = self._request(self.shown, lambda store: obstore.list(store, self.prefix or None).collect())
+        start = f"{self.prefix}/" if self.prefix else ""
+        files = [RemoteFile(one["path"].removeprefix(start), one["size"], one["e_tag"] or "") for one in found]
         try:
-            files = select([file for file in found if file.name and not file.name.endswith("/")], ())
+            chosen = select([file for file in files if file.name], ())
         except SourceError as error:
             raise SourceError(f"{self.shown}: {error}") from error
-        listing = Listing(digest(files)[:40], files)
+        listing = Listing(digest(chosen)[:40], chosen)
         try:
             self._home.mkdir(parents=True, exist_ok=True)
             (self._home / "listing.json").write_bytes(msgspec.json.encode(listing))
@@ -65,8 +81,73 @@ class Folder:
             raise SourceError(f"{self._home}: cannot be written: {error.strerror}; {hint}") from error
         return listing
 
+    def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
+        key = f"{self.prefix}/{file.name}" if self.prefix else file.name
+        # With If-Match, an object that was replaced meanwhile cannot be mixed with a part of the old one.
+        options: Any = {"if_match": _quoted(file.version)} if file.version else {}
+        if stop is not None:
+            options["range"] = (start, stop)
+        elif start:
+            options["range"] = {"offset": start}
+        what = f"{self.kind}://{self.bucket}/{key}"
+        reply = self._request(what, lambda store: obstore.get(store, key, options=options))
+        try:
+            for block in reply.stream(min_chunk_size=BLOCK):
+                yield bytes(block)
+        except (BaseError, OSError) as error:
+            raise self._translate(error, what) from error
 
-def digest(files: tuple[RemoteFile, ...]) -> str:
+    def read_object(self, most: int) -> bytes:
+        """Return up to `most` bytes of the object whose name is the prefix."""
+        range_: Any = {"range": (0, most)}
+        reply = self._request(self.shown, lambda store: obstore.get(store, self.prefix, options=range_).bytes())
+        return bytes(reply)
+
+    def _request(self, what: str, send: Callable[[Any], T]) -> T:
+        """Return the result of a request. A bucket of S3 in another region is asked there."""
+        try:
+            try:
+                return send(self._client)
+            except BaseError as error:
+                if self.kind != "s3" or _WRONG_REGION not in str(error):
+                    raise
+                region = bucket_region(self.bucket, self.environ, self.stall_s)
+                self.__dict__["_client"] = OPEN["s3"](self.bucket, self.environ, self.stall_s, region)
+                return send(self._client)
+        except (BaseError, OSError, ValueError) as error:
+            raise self._translate(error, what) from error
+
+    @cached_property
+    def _client(self) -> Any:
+        return OPEN[self.kind](self.bucket, self.environ, self.stall_s, self.account)
+
+    def _translate(self, error: Exception, what: str) -> SourceError:
+        """Translate an error of obstore to ours."""
+        text = str(error).partition("\n")[0].strip()
+        if isinstance(error, PreconditionError):
+            return RestartFile(f"{what}: the object changed while it was read")
+        found = _STATUS.search(text)
+        status = 404 if isinstance(error, FileNotFoundError) else int(found[1]) if found else 0
+        if status == 416:
+            return RestartFile(f"{what}: the object changed while it was read")
+        hint = f"; {ACCESS_HINTS[self.kind]}"
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
+            return SourceError(f"{what}: the store answered {status or 403}{hint}")
+        if status and status not in TRANSIENT:
+            return SourceError(f"{what}: the store answered {status}")
+        if status:
+            return SourceError(f"{what}: the store answered {status}", transient=True)
+        if "kind: Timeout" in str(error):
+            return SourceError(f"{what}: no data for {self.stall_s:g} s", transient=True)
+        return SourceError(f"{what}: {text}{hint if _NO_IDENTITY.search(text) else ''}", transient=True)
+
+
+def _quoted(tag: str) -> str:
+    """Return an entity tag as a header has it: lists of Azure have no quotes."""
+    return tag if tag.startswith(('"', "W/")) else f'"{tag}"'
+
+
+def digest(files: Iterable[RemoteFile]) -> str:
     """Return a hash of names, sizes and versions of the files."""
     lines = "\n".join(f"{file.name}\t{file.size}\t{file.version}" for file in sorted(files, key=lambda f: f.name))
     return hashlib.sha256(lines.encode()).hexdigest()

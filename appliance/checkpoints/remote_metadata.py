@@ -46,7 +46,7 @@ def resolve(spec: DownloadSpec, policy: Policy, environ: Mapping[str, str]) -> R
     complete = known is not None and is_complete(store, known)
     if known is not None and complete and known.fixed:
         return Resolved(store, known)
-    if policy.offline:
+    if policy.offline and spec.kind != "archive":
         if known is not None and complete:
             return Resolved(store, known, "offline")
         what = "is not in the cache" if known is None else "is only partly in the cache"
@@ -82,7 +82,8 @@ def remote_facts(found: DownloadSpec, policy: Policy, environ: Mapping[str, str]
         kind = store.form if isinstance(store, PackedStore) else "a GGUF file"
         size = f" of {_estimate(listing.bytes, listing.bytes, policy)}" if listing.bytes else ""
         hint = "run `slipway fetch MANIFEST` or `slipway serve`"
-        raise NotDownloaded(f"{store.shown}: {kind}{size}; its metadata is unknown until it is downloaded: {hint}")
+        done = "unpacked" if found.kind == "archive" else "downloaded"
+        raise NotDownloaded(f"{store.shown}: {kind}{size}; its metadata is unknown until it is {done}: {hint}")
     with contextlib.ExitStack() as stack:
         folder = resolved.cache_directory.folder
         try:

@@ -10,13 +10,13 @@ TIMEOUT_S = 60.0
 
 
 def read_small_file(location: str, sha256: str = "") -> bytes:
-    """Return the content of a path, or of an https://, http://, s3:// or gs:// location. Raise SourceError.
+    """Return the content of a path, or of an https://, http://, s3://, gs:// or az:// location. Raise SourceError.
 
     http:// requires the SHA-256 of the content, because anyone on the network can change it.
     """
     scheme, separator, rest = location.partition("://")
     if separator and scheme not in _READERS:
-        raise SourceError(f"{location}: use a path, or https://, http://, s3:// or gs://")
+        raise SourceError(f"{location}: use a path, or https://, http://, s3://, gs:// or az://")
     if scheme == "http" and separator and not sha256:
         raise SourceError(f"{location}: http:// requires the SHA-256 of the file; set it, or use https://")
     content = _READERS[scheme](location, rest) if separator else _local(location)
@@ -51,24 +51,13 @@ def _web(location: str, rest: str) -> bytes:
         raise SourceError(f"{location}: {error or type(error).__name__}") from error
 
 
-def _s3(location: str, rest: str) -> bytes:
+def _bucket(location: str, rest: str) -> bytes:
+    from appliance.checkpoints.buckets import BucketFolder
+    from appliance.config.environment import environment
+
     bucket, _, key = rest.partition("/")
-    try:
-        from appliance.checkpoints.s3 import S3
-
-        return S3(bucket, key, Path(), TIMEOUT_S).read_object(MAX_BYTES + 1)
-    except ImportError as error:
-        raise SourceError(f"{location} needs the package boto3: pip install 'slipway-serve[s3]'") from error
+    kind = location.partition("://")[0]
+    return BucketFolder(kind, bucket, key, Path(), environment(), TIMEOUT_S).read_object(MAX_BYTES + 1)
 
 
-def _gs(location: str, rest: str) -> bytes:
-    bucket, _, key = rest.partition("/")
-    try:
-        from appliance.checkpoints.gs import Gs
-
-        return Gs(bucket, key, Path(), TIMEOUT_S).read_object(MAX_BYTES + 1)
-    except ImportError as error:
-        raise SourceError(f"{location} needs google-cloud-storage: pip install 'slipway-serve[gs]'") from error
-
-
-_READERS = {"https": _web, "http": _web, "s3": _s3, "gs": _gs}
+_READERS = {"https": _web, "http": _web, "s3": _bucket, "gs": _bucket, "az": _bucket}

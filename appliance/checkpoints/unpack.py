@@ -84,7 +84,10 @@ def _write(folder: Path, member: Member, links: dict[Path, str]) -> None:
 
 
 def _top(folder: Path) -> Path:
-    """Return the folder with the checkpoint: many archives have one folder with all their files."""
+    """Return the folder with the checkpoint: many archives have one folder with all their files, and bundles have it
+    in one of several."""
+    if (folder / "slipway-bundle.json").is_file() and (folder / "model").is_dir():
+        return folder / "model"
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() and not inside[0].is_symlink() else folder
 

@@ -238,7 +238,7 @@ def public_key(command: argparse.ArgumentParser) -> None:
 
 
 def new_bundle(command: argparse.ArgumentParser) -> None:
-    text = "archive to write; default: the name of the manifest with .bundle.tar in this directory"
+    text = "archive to write; default: the name of the manifest with .bundle.tar or .oci.tar in this directory"
     command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
     text = "reference of the container image that serves it, such as registry/slipway@sha256:…"
     command.add_argument("--image", metavar="REFERENCE", default="", help=text)
@@ -246,6 +246,8 @@ def new_bundle(command: argparse.ArgumentParser) -> None:
     command.add_argument("--image-archive", metavar="FILE", type=Path, default=None, help=text)
     text = "SBOM of the image (SPDX); default: an SBOM of this environment"
     command.add_argument("--sbom", metavar="FILE", type=Path, default=None, help=text)
+    text = "write the archive of an OCI image, for registries and image volumes of Kubernetes"
+    command.add_argument("--oci", action="store_true", help=text)
     text = "private Ed25519 key that signs the bundle (of `ssh-keygen -t ed25519`, or PEM)"
     command.add_argument("--sign", metavar="KEY", type=Path, default=None, help=text)
 
@@ -409,6 +411,8 @@ def evaluation(command: argparse.ArgumentParser) -> None:
     text = f"URL of an endpoint, or a manifest, whose tasks are run against its running service; default {DEFAULT_URL}"
     command.add_argument("which", metavar="URL|MANIFEST", nargs="?", default=None, help=text)
     command.add_argument("--url", metavar="URL", default=None, help="endpoint for the tasks of a manifest")
+    text = "start the service of the manifest for the tasks, within its health.startup_budget, and stop it afterwards"
+    command.add_argument("--start", action="store_true", help=text)
     text = "name of the model; default: the first one that the endpoint lists"
     command.add_argument("-m", "--model", metavar="NAME", default=None, help=text)
     _evaluation_tasks(command.add_argument_group("tasks"))

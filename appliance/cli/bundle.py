@@ -7,6 +7,7 @@ from pathlib import Path
 
 from appliance.bundle.build import Contents, total_bytes, write_bundle
 from appliance.bundle.index import BundleError, OptionError
+from appliance.bundle.oci import write_image
 from appliance.bundle.sbom import sbom
 from appliance.bundle.unpack import manifest_of, unpack, unpack_once
 from appliance.config import exits
@@ -21,12 +22,19 @@ from appliance.planning.validate import resolve_downloads
 
 def bundle(options: argparse.Namespace, given: Given, plan: Plan) -> int:
     """Write the bundle of a manifest. Raise Refused."""
-    path = options.output or Path(f"{options.manifest.stem}.bundle.tar")
+    path = options.output or Path(f"{options.manifest.stem}.{'oci' if options.oci else 'bundle'}.tar")
+    plain = path.with_name(f"{path.name}.layer") if options.oci else path
 
     def write() -> None:
         bill = options.sbom.read_bytes() if options.sbom is not None else sbom(environment()).encode()
         contents = Contents(bill, options.image, options.image_archive, options.sign)
-        index = write_bundle(resolve_downloads(load(given), given.environ), plan, contents, path)
+        try:
+            index = write_bundle(resolve_downloads(load(given), given.environ), plan, contents, plain)
+            if options.oci:
+                write_image(plain, path)
+        finally:
+            if options.oci:
+                plain.unlink(missing_ok=True)
         signed = ", signed" if options.sign is not None else ""
         print(f"{path}: {len(index.files)} files, {spell_bytes(total_bytes(index.files))}{signed}")
         print(f"serve it with: slipway serve --bundle {path}")
@@ -36,7 +44,9 @@ def bundle(options: argparse.Namespace, given: Given, plan: Plan) -> int:
 
 def unpack_into(options: argparse.Namespace) -> int:
     """Verify and unpack a bundle."""
-    folder = options.output or Path(options.bundle.name.removesuffix(".tar").removesuffix(".bundle"))
+    folder = options.output or Path(
+        options.bundle.name.removesuffix(".tar").removesuffix(".bundle").removesuffix(".oci")
+    )
 
     def write() -> None:
         index = unpack(options.bundle, folder, options.public_key)

@@ -5,7 +5,9 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from appliance.evaluation.evaluate import Options, Result, evaluate
 from appliance.evaluation.report import as_text
 from appliance.evaluation.samples import SampleError
 from appliance.evaluation.summary import ComparisonError, compare
+from appliance.tuning.service import ServiceError, running
 
 _FLAGS = ("api", "shots", "shots_file", "extract", "max_tokens", "limit", "minimum", "maximum")
 """Keys of a task that have an option of the same name."""
@@ -36,11 +39,12 @@ def run(options: argparse.Namespace, default_url: str, api_key: str | None) -> i
     try:
         other = None if options.compare is None else _read_result(options.compare)
         given = read_options(options, default_url, api_key)
-        result = asyncio.run(evaluate(given, progress(sys.stderr)))
+        with started(options, given) as wanted:
+            result = asyncio.run(evaluate(wanted, progress(sys.stderr)))
         values = {**result.values, "slipway": __version__}
         if other is not None:
             values["comparison"] = _comparison(values["tasks"], other, options)
-    except (ValueError, LookupError, SampleError, EndpointError) as error:
+    except (ValueError, LookupError, SampleError, EndpointError, ServiceError) as error:
         print(f"slipway eval: {error.args[0] if isinstance(error, LookupError) else error}", file=sys.stderr)
         return WRONG
     if sys.stderr.isatty():
@@ -52,6 +56,21 @@ def run(options: argparse.Namespace, default_url: str, api_key: str | None) -> i
         print(f"slipway eval: {error.filename}: {error.strerror}", file=sys.stderr)
         return WRONG
     return WRONG if "error" in values.get("comparison", {}) else _code(values)
+
+
+@contextmanager
+def started(options: argparse.Namespace, given: Options) -> Iterator[Options]:
+    """Yield the options with the URL of a service that runs for the tasks, with `--start`. Raises ServiceError."""
+    if not options.start:
+        yield given
+        return
+    manifest = Given(options.manifest, (), environment())
+    within_s = load(manifest).manifest.health.startup_budget
+    with (
+        tempfile.TemporaryDirectory(prefix="slipway-eval-") as folder,
+        running(manifest, (), within_s=within_s, log=Path(folder, "log")) as url,
+    ):
+        yield replace(given, url=url)
 
 
 def _code(values: Mapping[str, Any]) -> int:
@@ -87,6 +106,8 @@ def read_options(options: argparse.Namespace, default_url: str, api_key: str | N
     if not 0 < options.significance < 1:
         raise ValueError(f"--significance {options.significance}: use a number between 0 and 1")
     settings = None
+    if options.start and (options.url is not None or options.which is None or not _is_manifest(options.which)):
+        raise ValueError("--start: name a manifest, and no URL")
     if options.which is not None and _is_manifest(options.which):
         options.manifest = Path(options.which)
         settings = load(Given(options.manifest, (), environment()))
@@ -111,6 +132,8 @@ def _is_manifest(word: str) -> bool:
 def _url(options: argparse.Namespace, settings: Settings | None, default_url: str) -> str:
     if options.url is not None:
         return service_url(options.url)
+    if options.start:
+        return ""
     if settings is None:
         return service_url(options.which or default_url)
     try:

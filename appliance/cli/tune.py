@@ -17,7 +17,7 @@ from appliance.planning.validate import validate
 from appliance.tuning.objective import Objective
 from appliance.tuning.report import as_json, as_text, overlay
 from appliance.tuning.results import open_results
-from appliance.tuning.space import Axis, default_axes, with_given
+from appliance.tuning.space import METHOD, Axis, default_axes, draft_axes, with_given
 from appliance.tuning.tune import Found, Options, TuneError, Tuner, about, check_model, tokenizer_of, workload
 from engine.api.errors import EngineError
 
@@ -32,7 +32,8 @@ def tune(options: argparse.Namespace, given: Given, machine: Machine | None, api
         read = _options(options, given, machine, api_key)
         base = validate(given, machine)
         axes = _axes(options, base, read)
-        found = _search(options, read, base, axes)
+        has_drafts = not options.only_keys and METHOD not in {axis.key for axis in axes}
+        found = _search(options, read, base, axes, draft_axes(base) if has_drafts else ())
         print(json.dumps(as_json(found, axes)) if options.json else as_text(found, read.objective, axes))
         return _write(options, found, read.objective, axes)
     except (ValueError, WorkloadError, EngineError, TuneError) as error:
@@ -42,12 +43,14 @@ def tune(options: argparse.Namespace, given: Given, machine: Machine | None, api
     return WRONG
 
 
-def _search(options: argparse.Namespace, read: Options, base: Plan, axes: tuple[Axis, ...]) -> Found:
+def _search(
+    options: argparse.Namespace, read: Options, base: Plan, axes: tuple[Axis, ...], drafts: tuple[Axis, ...]
+) -> Found:
     _check(base, read)
     encode = tokenizer_of(base)
     results = open_results(options.results, about(read, base, axes))
     report = progress(sys.stderr)
-    found = Tuner(read, axes, base, workload(read.bench, encode), encode, results, report).run()
+    found = Tuner(read, axes, base, workload(read.bench, encode), encode, results, report, drafts).run()
     report("")
     if results.reused:
         print(f"{results.reused} results of {options.results} are used again", file=sys.stderr)

@@ -104,7 +104,7 @@ def _foreign(environ: Mapping[str, str]) -> Iterator[tuple[str, Prefix, Key | No
 
 def source_of(text: str) -> dict[str, object]:
     """Return the value of model.source for a model as other servers name it."""
-    for scheme in ("s3", "gs"):
+    for scheme in ("s3", "gs", "az"):
         if text.startswith(f"{scheme}://"):
             return {scheme: {"uri": text}}
     if text.startswith(("/", ".", "file://")) or not re.fullmatch(r"[\w.-]+/[\w.-]+", text):

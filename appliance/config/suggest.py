@@ -259,7 +259,7 @@ def _source(section: str, text: str) -> tuple[str, str, bool]:
     """Return the source for a text in place of a section: an address, a hub repository, or a folder."""
     if section not in ("model", "model.source"):
         return NOTHING
-    kinds = {"s3": "s3: {uri", "gs": "gs: {uri", "http": "http: {url", "https": "http: {url"}
+    kinds = {"s3": "s3: {uri", "gs": "gs: {uri", "az": "az: {uri", "http": "http: {url", "https": "http: {url"}
     kind = kinds.get(text.partition("://")[0]) if "://" in text else None
     if kind is None and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text):
         kind = "huggingface: {repo"

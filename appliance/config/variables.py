@@ -49,7 +49,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SLIPWAY_MANIFEST",
         "text",
-        "For `slipway serve` without MANIFEST: the manifest's path or its https://, s3:// or gs:// location.",
+        "For `slipway serve` without MANIFEST: the manifest's path or its https://, s3://, gs:// or az:// location.",
         "/manifest.yaml",
     ),
     Variable("SLIPWAY_MANIFEST_SHA256", "text", "SHA-256 of that file; another file is refused."),
@@ -91,6 +91,22 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("AZUREML_MODEL_DIR", "text", "For `slipway serve` without MANIFEST: the model's folder on Azure ML."),
     Variable("PORT", "text", "For `slipway serve` without MANIFEST: the port on Cloud Run, KServe and others."),
     Variable("STORAGE_EMULATOR_HOST", "text", "For model.source.gs: an emulator of Google Cloud Storage."),
+    Variable("GOOGLE_APPLICATION_CREDENTIALS", "text", "For model.source.gs: file of credentials."),
+    Variable("AWS_ACCESS_KEY_ID", "text", "For model.source.s3: an access key. Profiles are not read then."),
+    Variable("AWS_WEB_IDENTITY_TOKEN_FILE", "text", "The same for the role of a Kubernetes service account."),
+    Variable(
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "text", "The same for the role of an ECS or SageMaker container."
+    ),
+    Variable("AWS_CONTAINER_CREDENTIALS_FULL_URI", "text", "The same for the role of an EKS pod."),
+    Variable("AWS_PROFILE", "text", "For model.source.s3: a profile of the AWS configuration.", "default"),
+    Variable("AWS_SHARED_CREDENTIALS_FILE", "text", "Access keys of profiles.", "~/.aws/credentials"),
+    Variable("AWS_CONFIG_FILE", "text", "Settings of profiles.", "~/.aws/config"),
+    Variable(
+        "AWS_REGION", "text", "For model.source.s3: region, in place of the profile's; buckets elsewhere are found."
+    ),
+    Variable("AWS_DEFAULT_REGION", "text", "The same with less precedence."),
+    Variable("AWS_ENDPOINT_URL_S3", "text", "For model.source.s3: a compatible service."),
+    Variable("AWS_ENDPOINT_URL", "text", "The same with less precedence."),
     Variable("SOURCE_DATE_EPOCH", "text", "For `slipway sbom` and `bundle`: time of creation, in seconds since 1970."),
     Variable("NO_COLOR", "presence", "Disable colours in messages on a terminal."),
     Variable("TERM", "text", "`dumb`: a terminal without colours."),

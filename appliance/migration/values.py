@@ -145,15 +145,15 @@ def mapped(known: Mapping[str, str], reason: str) -> Callable[[str], str]:
 def source(text: str) -> Values:
     """Return model.source for a folder, a .gguf file, a repository of the hub or a bucket."""
     text = re.sub(r"^(https?://)?(huggingface\.co|hf\.co)/", "", text).rstrip("/") or text
-    if text.startswith("s3://"):
-        return {"model.source.s3.uri": accepted("model.source.s3.uri", text)}
-    if text.startswith("gs://"):
-        return {"model.source.gs.uri": accepted("model.source.gs.uri", text)}
+    scheme = text.partition("://")[0]
+    if scheme in ("s3", "gs", "az") and "://" in text:
+        key = f"model.source.{scheme}.uri"
+        return {key: accepted(key, text)}
     if text.startswith(_LOCAL) or text.endswith(".gguf"):
         return {SOURCE_PATH: text}
     if HUB_ID.fullmatch(text):
         return {REPOSITORY: text}
-    raise ValueError("must be a folder (./NAME or /PATH), a .gguf file, ORG/NAME on the hub, s3://… or gs://…")
+    raise ValueError("must be a folder (./NAME or /PATH), a .gguf file, ORG/NAME on the hub, s3://…, gs://… or az://…")
 
 
 def gguf_repository(text: str) -> Values:

@@ -28,6 +28,7 @@ from appliance.planning.choice import Choice, refuse
 from appliance.planning.draft import draft_choices
 from appliance.planning.encoder_input import encoder_limits
 from appliance.planning.estimate import Estimate, estimate
+from appliance.planning.executor import check_executor
 from appliance.planning.gateway import gateway_config, sampling_defaults
 from appliance.planning.kernels import Resolved, resolve
 from appliance.planning.memory import Memory, planned_parts
@@ -126,6 +127,7 @@ def plan(
     max_context, cache, memory = size_cache(settings, checkpoint, machine, budget, resolved.suggestions)
     check_pieces(settings, max_context.value)
     sha256 = fingerprint(settings)
+    check_executor(settings, checkpoint.model, view)
     precision = matmul_precision(settings, view, budget)
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = shutdown_timing(settings)
@@ -304,7 +306,7 @@ def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
         return {"model.source.huggingface.revision": Choice(origin.revision, origin.version)}
     if kind == "pypi":
         return {"model.source.pypi.sha256": Choice(origin.revision, origin.version)}
-    if kind in ("http", "s3", "gs"):
+    if kind in ("http", "s3", "gs", "az"):
         return {f"model.source.{kind}.{'url' if kind == 'http' else 'uri'}": Choice(origin.shown, origin.version)}
     return {f"model.source.{kind}": Choice(origin.shown or str(origin.path), origin.version or origin.note)}
 

@@ -71,6 +71,25 @@ def default_axes(plan: Plan, objective: str, loop: Loop) -> tuple[Axis, ...]:
     return tuple(axis for axis in axes if len(axis.values) > 1)
 
 
+METHOD, DRAFT_TOKENS = "speculation.method", "speculation.tokens"
+
+
+def draft_axes(plan: Plan) -> tuple[Axis, ...]:
+    """Return the settings of speculative decoding that the best candidate is run with. They do not change replies."""
+    values = resolved(plan)
+    method, tokens = values[METHOD], values[DRAFT_TOKENS]
+    return (
+        Axis(METHOD, tuple(dict.fromkeys((method, "auto", "ngram", "off"))), method),
+        Axis(DRAFT_TOKENS, tuple(dict.fromkeys((str(tokens), "2", "8"))), str(tokens)),
+    )
+
+
+def with_value(chosen: Settings, axis: Axis, value: str) -> Settings:
+    """Return the settings with another value of one key."""
+    others = tuple(pair for pair in chosen if pair[0] != axis.key)
+    return others if value == axis.base else (*others, (axis.key, value))
+
+
 def _mebibytes(size: int) -> int:
     return max(1, size >> 20) << 20
 

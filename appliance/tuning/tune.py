@@ -24,7 +24,18 @@ from appliance.tuning.predict import Predictor, correction, fitted, model_of
 from appliance.tuning.results import Results
 from appliance.tuning.service import ServiceError, running
 from appliance.tuning.sessions import Encode
-from appliance.tuning.space import SIMULATED, Axis, Point, Search, Settings, settings
+from appliance.tuning.space import (
+    DRAFT_TOKENS,
+    METHOD,
+    SIMULATED,
+    Axis,
+    Point,
+    Search,
+    Settings,
+    resolved,
+    settings,
+    with_value,
+)
 from engine.core.whatif.times import StepTimes
 from engine.text import Tokenizer
 
@@ -127,6 +138,8 @@ class Tuner:
     encode: Encode
     results: Results
     report: Report
+    drafts: tuple[Axis, ...] = ()
+    """Settings of speculative decoding, which only runs can judge: the acceptance of drafts is unknown before."""
     began_s: float = field(default_factory=time.monotonic)
     plans: dict[Settings, Plan] = field(default_factory=dict)
     refused: dict[Settings, str] = field(default_factory=dict)
@@ -154,6 +167,8 @@ class Tuner:
         candidates = self._simulate(predictor)
         candidates[BASE].measured = base.measured
         self._measure_best(candidates)
+        for axis in self.drafts if self.options.finalists else ():
+            self._measure_drafts(axis, candidates)
         return self._found(candidates)
 
     def _run_base(self, base: Candidate) -> None:
@@ -225,6 +240,27 @@ class Tuner:
                     return
                 self.report(f"running {spelled(candidate.settings)}, round {number + 1}")
                 self._measure(candidate, number)
+
+    def _measure_drafts(self, axis: Axis, candidates: dict[Settings, Candidate]) -> None:
+        """Run the best candidate with the other values of a setting of drafts. Tokens are tried if there are drafts."""
+        best = next(one for one in self._ranked(candidates.values()) if one.measured)
+        given = dict(best.settings)
+        if axis.key == DRAFT_TOKENS and given.get(METHOD, resolved(self.base)[METHOD]) == "off":
+            return
+        for value in axis.values:
+            chosen = with_value(best.settings, axis, value)
+            if chosen in candidates or chosen in self.refused or (plan := self._plan(chosen)) is None:
+                continue
+            if resolved(plan)[METHOD] == resolved(best.plan)[METHOD] == "off":
+                continue
+            if self._elapsed_s() + self.longest_run_s > self.options.budget_s:
+                self.out_of_time = True
+                return
+            candidate = Candidate(chosen, plan, service_memory(plan), None)
+            for number in range(self.options.bench.rounds):
+                self.report(f"running {spelled(chosen)}, round {number + 1}")
+                self._measure(candidate, number)
+            candidates[chosen] = candidate
 
     def _finalists(self, ranked: Sequence[Candidate]) -> list[Candidate]:
         """Return the best candidates, each with another prediction: settings without an effect make no difference.
@@ -304,9 +340,14 @@ class Tuner:
             tuple(ranked),
             self.refused,
             good[0] if good else None,
-            total - len(candidates) - len(self.refused),
+            max(0, total - self._combinations(candidates)),
             self.out_of_time,
         )
+
+    def _combinations(self, candidates: Mapping[Settings, Candidate]) -> int:
+        """Return the number of tried combinations of the axes."""
+        keys = {axis.key for axis in self.axes}
+        return sum(keys >= {key for key, _ in chosen} for chosen in (*candidates, *self.refused))
 
 
 def _without_memory(figures: Figures) -> Figures:

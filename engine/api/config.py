@@ -147,6 +147,8 @@ class HardwareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Numbers of tokens of the captured steps in which a row computes several: chunks of prompts, drafts."""
     torch_compile: bool = False
     """Compile operations of torch with torch.compile: all that torch executes, or those without a Triton kernel."""
+    executor: str | None = None
+    """Executor of another package, whose functions replace those of torch (engine/lowering/executors.py)."""
     torch_compile_folder: str | None = None
     """Folder for compiled programs, by the hash of this configuration. None: torch's own folder."""
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from engine.lowering.adapters import (
     fitted_adapters,
     slot_stacks,
 )
+from engine.lowering.executors import Functions
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.lowering.lower import lower, state_projection
 from engine.lowering.rewrites import keep_routes
@@ -95,13 +97,14 @@ class TextModel:
         shared: Vocabulary | None = None,
         routes: bool = False,
         torch_compile: bool = False,
+        functions: Functions = MappingProxyType({}),
     ) -> None:
         """team: threads of the compiled kernels, which run float32 steps on a CPU; several ranks must share memory.
         shared: loaded tables of the model that this one drafts for.
         bits, group, head, embedding: format to which matrices, the head and the embedding are quantized.
         invariant, stacked, fp8: see Target.
         routes: keep the selected experts of each step (`routes_of_step`). torch_compile: compile the operations of
-        torch with torch.compile (engine/lowering/segments.py)."""
+        torch with torch.compile (engine/lowering/segments.py). functions: of an executor of another package."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
         of_head = head_bits(bits, head)
@@ -145,7 +148,9 @@ class TextModel:
         self.adapters = NO_ADAPTERS
         self.torch_compile = torch_compile
         of_torch = torch_compile and executor == "torch"
-        self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype, torch_compile=of_torch)
+        self._reference = ReferenceExecutor(
+            *(self.program, self.weights, world, layout, dtype), torch_compile=of_torch, functions=functions
+        )
 
     @property
     def weight_bytes(self) -> int:

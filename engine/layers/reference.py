@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from engine.layers.streams import computed
 from engine.layers.torch_compile import Executor, SegmentCompiler
 from engine.layers.values import pad_values
 from engine.layers.vocabulary import Vocabulary
+from engine.lowering.executors import Functions
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
@@ -136,10 +138,13 @@ class ReferenceExecutor:
         dtype: torch.dtype,
         *,
         torch_compile: bool = False,
+        functions: Functions = MappingProxyType({}),
     ) -> None:
-        """torch_compile: compile segments of the program with torch.compile."""
+        """torch_compile: compile segments of the program with torch.compile. functions: of operations that another
+        package executes (engine/lowering/executors.py)."""
         self.program, self.layout = program, layout
-        self.compiler = SegmentCompiler(_EXECUTOR) if torch_compile else None
+        self._functions = {**FUNCTIONS, **functions}
+        self.compiler = SegmentCompiler(Executor(self._functions, _step_inputs, _bind)) if torch_compile else None
         self._segments: tuple[tuple[Segment, ...], tuple[Segment, ...]] | None = None
         self.routes: Tensor | None = None  # [tokens, experts of all layers] of the last step, if the program keeps them
         self.queries: Tensor | None = None  # of the last step, see `TextModel.queries`
@@ -176,9 +181,9 @@ class ReferenceExecutor:
         if self.compiler is not None:
             self.compiler.execute(self._divided()[encoder], run)
         elif encoder:
-            execute(self.program.encoder, run, self._encoder_unused)
+            execute(self.program.encoder, run, self._encoder_unused, self._functions)
         else:
-            execute(self.program.ops, run, self._unused)
+            execute(self.program.ops, run, self._unused, self._functions)
 
     def _divided(self) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
         """Return the segments of the program and of its encoder. Adapters are known only after `__init__`."""
@@ -194,10 +199,14 @@ class ReferenceExecutor:
         return self._segments
 
 
-def execute(ops: Sequence[Op], run: Run, unused: Sequence[Sequence[str]] = ()) -> None:
-    """unused: the buffers that may be freed after each operation; nothing is freed by default."""
+def execute(
+    ops: Sequence[Op], run: Run, unused: Sequence[Sequence[str]] = (), functions: Functions | None = None
+) -> None:
+    """unused: the buffers that may be freed after each operation; nothing is freed by default. functions: torch's by
+    default."""
+    functions = FUNCTIONS if functions is None else functions
     for op, names in zip_longest(ops, unused, fillvalue=()):
-        FUNCTIONS[type(op)](op, run)
+        functions[type(op)](op, run)
         for name in names:
             run.values.pop(name, None)
 
@@ -618,6 +627,3 @@ def _step_inputs(run: Run) -> dict[str, Tensor]:
 def _bind(run: Run, values: dict[str, Tensor], inputs: dict[str, Tensor]) -> Run:
     angles = {rope: (inputs[f"cos {number}"], inputs[f"sin {number}"]) for number, rope in enumerate(run.step.angles)}
     return replace(run, values=values, positions=inputs["positions"], step=replace(run.step, angles=angles))
-
-
-_EXECUTOR: Executor[Run] = Executor(FUNCTIONS, _step_inputs, _bind)

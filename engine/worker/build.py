@@ -31,6 +31,7 @@ from engine.layers.torch_compile import ModuleCompiler
 from engine.layers.torch_compile import set_up as set_up_torch_compile
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import adapters_problem
+from engine.lowering.executors import load_functions
 from engine.lowering.lower import lower
 from engine.lowering.measures import widest_sum
 from engine.models.adapters import read_adapter
@@ -430,7 +431,9 @@ def _arithmetic(config: EngineConfig, device: torch.device) -> Arithmetic:
         weights=config.quantization.weight_format,
         ranks=config.parallelism.tensor,
         precision=config.hardware.matmul_precision,
-        library=f"torch {torch.__version__}" + (f", triton {version('triton')}" if kernels == "triton" else ""),
+        library=f"torch {torch.__version__}"
+        + (f", triton {version('triton')}" if kernels == "triton" else "")
+        + (f", executor {config.hardware.executor}" if config.hardware.executor else ""),
         release=config.lifecycle.self_test.release,
         exact=compiled or (kernels == "triton" and config.hardware.batch_invariant),
     )
@@ -517,6 +520,10 @@ def _check_kernels(config: EngineConfig) -> None:
         raise ConfigError(
             "hardware.torch_compile: compiled sums depend on the number of tokens, and programs of several ranks are "
             "not compiled; set it to false, or batch_invariant to false and tensor to 1"
+        )
+    if config.hardware.executor and config.hardware.kernels != "torch":
+        raise ConfigError(
+            f"hardware.executor={config.hardware.executor}: replaces functions of torch; set hardware.kernels to torch"
         )
     if config.hardware.kernels == "torch":
         if config.hardware.batch_invariant:
@@ -618,6 +625,7 @@ def _text_model(
         shared=shared,
         routes=config.return_routed_experts,
         torch_compile=config.hardware.torch_compile,
+        functions=load_functions(config.hardware.executor) if config.hardware.executor else {},
     )
 
 

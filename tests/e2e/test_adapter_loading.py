@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from tests.documented import documented
 from tests.e2e.conftest import Appliance
 from tests.engine.adapters import merge, random_pairs, write_adapter
 
@@ -253,3 +254,9 @@ def test_the_repository_extension_loads_and_unloads_by_name(service):
     assert (reply.status_code, reply.json()) == (200, {"name": "new", "unload": True})
     assert client.post("/v2/repository/models/new/unload").status_code == 404
     assert client.post("/v2/repository/models/base/unload").status_code == 501
+
+
+def test_the_command_of_the_page_runs(service):
+    appliance, _ = service
+    said = documented("docs/adapters.md", "load_lora_adapter", appliance.url, {'_path": "sql"': '_path": "new"'})
+    assert "sql" in said and completion(appliance, "sql")["model"] == "sql"

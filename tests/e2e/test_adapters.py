@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from tests.documented import documented
 from tests.e2e.conftest import Appliance
 from tests.engine.adapters import merge, random_pairs, write_adapter
 
@@ -149,3 +150,9 @@ def test_a_stream_of_an_adapter_continues_when_its_engine_is_killed(adapted):
                     killed = 0
     assert text == expected
     assert appliance.metric("slipway_engine_restarts_total") == 1
+
+
+def test_the_command_of_the_page_runs(adapted):
+    appliance, _ = adapted
+    reply = json.loads(documented("docs/adapters.md", "chat/completions", appliance.url, {'"sql"': '"one"'}))
+    assert reply["model"] == "one"

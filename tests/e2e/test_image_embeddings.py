@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from tests.appliance.server.http.image_models import data_url, picture, png
+from tests.documented import documented
 from tests.e2e.conftest import Appliance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +108,8 @@ def test_siglip_embeds_texts_and_images(launch: Callable[..., Appliance], tmp_pa
         assert found.status_code == 200, found.text
         return found.json()
 
+    shown = json.loads(documented("docs/pooling.md", "image_url", service.url))
+    assert len(shown["data"]) == 2
     mixed = post("/v1/embeddings", input=[part(PICTURES[1]), "a cat", part(PICTURES[0])])
     close([one["embedding"] for one in mixed["data"]], np.stack([images[1], texts[0], images[0]]))
     asked = post("/v1/embeddings", messages=[talk(part(PICTURES[0])), talk({"type": "text", "text": "two dogs"})])

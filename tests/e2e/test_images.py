@@ -21,6 +21,7 @@ from engine.media.processor import process_video
 from engine.media.video import open_video
 from engine.worker.grid_positions import as_array
 from tests.appliance.server.http.image_models import data_url, picture, png, video, write
+from tests.documented import documented
 from tests.e2e.conftest import Appliance
 from tests.e2e.hostile_media import check_hostile_files
 from tests.tiers import thinned
@@ -173,6 +174,11 @@ def test_hostile_images_and_videos_get_an_error_or_a_reply(service: Appliance, c
     """`make test-all` sends 1,000 files; FUZZ_SEED selects others."""
     check_hostile_files(service, "eyes", count, ("image_url", "video_url"))
     assert ask(service, picture())["choices"]
+
+
+def test_the_command_of_the_page_runs(service: Appliance) -> None:
+    reply = json.loads(documented("docs/images.md", "image_url", service.url))
+    assert reply["model"] == "eyes" and reply["choices"][0]["message"]["content"]
 
 
 @pytest.mark.nightly("tests/engine/test_image_embeddings.py::test_without_images_the_image_encoder_is_not_loaded")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.documented import documented
 from tests.e2e.conftest import Appliance, until
 
 MANIFEST = """
@@ -25,12 +26,11 @@ def test_service_counts_operations_and_writes_profiles(launch: Callable[..., App
     appliance.wait_ready()
     assert appliance.client.post("/stop_profile").status_code == 400
     before = appliance.metric("slipway_flops_total")
-    assert appliance.client.post("/start_profile").json() == {"status": "started"}
+    assert json.loads(documented("docs/operations.md", "start_profile", appliance.url)) == {"status": "started"}
     body = {"prompt": [5] * 40, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
     assert appliance.client.post("/v1/completions", json=body).status_code == 200
-    stopped = appliance.client.post("/stop_profile")
-    assert stopped.status_code == 200, stopped.text + appliance.output()
-    files = [Path(file) for file in stopped.json()["files"]]
+    stopped = json.loads(documented("docs/operations.md", "stop_profile", appliance.url))
+    files = [Path(file) for file in stopped["files"]]
     assert {file.parent for file in files} == {tmp_path / "profiles"} and len(files) == 2
     steps, operations = (json.loads(file.read_text())["traceEvents"] for file in files)
     assert sum(event["name"].startswith("step ") for event in steps) == 8

@@ -1,5 +1,6 @@
 """Compare a served embedding model and a served cross-encoder with transformers in float32."""
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import yaml
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
 
 from tests.appliance.server.http.pooling.conftest import save_bert
+from tests.documented import documented
 
 TEXTS = ["hello world", "the answer is 42", "isn't it? stop", "hello"]
 SIZES = {
@@ -156,3 +158,8 @@ def test_an_engine_that_is_killed_costs_no_request(served: dict[str, Served], ev
     assert reply.status_code == 200, reply.text
     for one_entry, other in zip(reply.json()["data"], expected, strict=True):
         assert np.allclose(one_entry["embedding"], other["embedding"], atol=1e-6)
+
+
+def test_the_command_of_the_page_runs(served: dict[str, Served]) -> None:
+    reply = json.loads(documented("docs/pooling.md", "one text", served["embed"].url, {'"demo"': '"tiny"'}))
+    assert len(reply["data"]) == 2

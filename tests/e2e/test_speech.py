@@ -19,6 +19,7 @@ import soxr
 
 from appliance.cli.main import main
 from tests.appliance.server.speech.conftest import clip, wav
+from tests.documented import documented
 from tests.e2e.conftest import Appliance
 from tests.e2e.websocket import Refused, WebSocketClient
 from tests.engine.speech.whisper import write
@@ -179,3 +180,9 @@ def test_bench_measures_transcriptions(service: Appliance, tmp_path: Path, capsy
     assert code == 0, capsys.readouterr().out
     summary = json.loads(result.read_text())["endpoints"][0]["summary"]
     assert summary["failures"] == 0 and summary["audio_seconds"] >= 3 and summary["rtfx"] > 0
+
+
+def test_the_command_of_the_page_runs(service: Appliance, tmp_path: Path) -> None:
+    (tmp_path / "clip.wav").write_bytes(FILE[1])
+    said = documented("docs/speech.md", "transcriptions", service.url, {"speech.mp3": "clip.wav"}, tmp_path)
+    assert "text" in json.loads(said)

@@ -1,4 +1,4 @@
-"""`slipway tune` with real services: the demo with one request at a time, and with several."""
+"""`slipway tune` and `slipway eval --start` with services that they start: the demo."""
 
 import json
 import time
@@ -33,3 +33,24 @@ def test_tune_runs_the_candidates_and_continues_from_its_results(tmp_path, capsy
     assert time.monotonic() - began < 20, "nothing is measured again"
     shown = capsys.readouterr()
     assert json.loads(shown.out) == found and "results of" in shown.err
+
+
+def test_eval_starts_the_service_of_a_manifest_and_reports_each_task(tmp_path, capsys):
+    """Accuracy, replies without an answer, a threshold; refused before anything starts."""
+    (tmp_path / "sum.jsonl").write_text(json.dumps({"question": "What is 17 + 25?", "regex": r"\S"}) + "\n")
+    (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"question": "Say hello.", "answer": "#### 123456"}) + "\n")
+    path = tmp_path / "m.yaml"
+    text = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests/demo'}}}}}\nevaluation:\n"
+    text += "  sum: {file: sum.jsonl, kind: exact_match, minimum: 0.9}\n"
+    path.write_text(text + "  words: {file: gsm8k.jsonl, kind: gsm8k, minimum: 0.5}\n")
+    assert main(["eval", str(path), "--start", "--json", "--max-tokens", "16"]) == 1
+    tasks = json.loads(capsys.readouterr().out)["tasks"]
+    assert tasks["sum"]["accuracy"] == 1 and tasks["sum"]["passed"]
+    assert tasks["words"]["accuracy"] == 0 and not tasks["words"]["passed"] and tasks["words"]["unparsed"] <= 1
+    path.write_text(text.replace("minimum", "minimim"))
+    assert main(["eval", str(path), "--start"]) == 2 and "minimim" in capsys.readouterr().err
+    path.write_text(text + "health: {startup_budget: 1s}\n")
+    assert main(["eval", str(path), "--start"]) == 2
+    assert "the service was not ready within 1 s" in capsys.readouterr().err
+    assert main(["eval", "http://127.0.0.1:1", "--start", "--task", "gsm8k:x"]) == 2
+    assert "--start: name a manifest" in capsys.readouterr().err

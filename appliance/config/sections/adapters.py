@@ -11,7 +11,7 @@ from appliance.config.sections.values import Section
 ADAPTERS = Effect("service", outputs="yes", memory=True)
 AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}$")]
 URI = (
-    r"^(hf://[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(@[A-Za-z0-9][A-Za-z0-9_./-]{0,199})?|(s3|gs)://[a-z0-9][a-z0-9._-]+(/\S*)?"
+    r"^(hf://[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(@[A-Za-z0-9][A-Za-z0-9_./-]{0,199})?|(s3|gs|az)://[a-z0-9][a-z0-9._-]+(/\S*)?"
     r"|https?://[^/?#]+/\S*\.(tar|tar\.gz|tgz|zip)(\?[^\s#]*)?(#sha256=[0-9a-f]{64})?)$"
 )
 
@@ -33,7 +33,8 @@ class Adapter(Section):
         None, effect=ADAPTERS, affects="engine.adapters", example="hf://org/support-lora@main", pattern=URI
     )
     """In place of path, a source that is downloaded before the start: hf://REPOSITORY@REVISION of the hub,
-    s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or the URL of an archive, with #sha256=DIGEST to refuse other archives."""
+    s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or the URL of an archive, with #sha256=DIGEST to
+    refuse other archives."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "Adapter":

@@ -84,6 +84,13 @@ class Hardware(Section):
     )
     """Compile operations of torch with torch.compile: all that torch kernels execute, or those without a Triton kernel;
     the first start takes longer. It needs a compiler, of C++ on a CPU; images have none."""
+    executor: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = declare(
+        None,
+        effect=Effect("engine", outputs="yes", caches=("prefix",), graphs=True, memory=True),
+        target="engine.hardware.executor",
+        example="toy",
+    )
+    """Executor of an installed package: its functions execute operations in place of torch's, with torch kernels."""
     graphs: bool | Auto = declare("auto", effect=Effect("engine", outputs="rounding", graphs=True, memory=True))
     """Capture decode steps as CUDA graphs at start; auto does so for generating models with Triton kernels, which are
     required."""

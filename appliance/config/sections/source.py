@@ -52,12 +52,21 @@ class PackageSource(Section):
 
 class S3Source(Section):
     uri: str = declare(effect=EVERYTHING, example="s3://bucket/models/x", pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$")
-    """Bucket and prefix of a checkpoint directory, as in s3://bucket/models/x; requires `slipway-serve[s3]`."""
+    """Bucket and prefix of a checkpoint directory, as in s3://bucket/models/x."""
 
 
 class GsSource(Section):
     uri: str = declare(effect=EVERYTHING, example="gs://bucket/models/x", pattern=r"^gs://[a-z0-9][a-z0-9._-]+(/\S*)?$")
-    """Bucket and prefix of a checkpoint directory, as in gs://bucket/models/x; requires `slipway-serve[gs]`."""
+    """Bucket and prefix of a checkpoint directory, as in gs://bucket/models/x."""
+
+
+class AzSource(Section):
+    uri: str = declare(effect=EVERYTHING, example="az://models/x", pattern=r"^az://[a-z0-9][a-z0-9-]+(/\S*)?$")
+    """Container and prefix of a checkpoint directory, as in az://models/x."""
+    account: Annotated[str, Field(pattern=r"^[a-z0-9]{3,24}$")] | None = declare(
+        None, effect=EVERYTHING, example="mystorage"
+    )
+    """Storage account that has the container; default: AZURE_STORAGE_ACCOUNT_NAME."""
 
 
 class SageMakerSource(Section):
@@ -98,6 +107,8 @@ class Source(Section):
     """Folder in an S3 bucket."""
     gs: GsSource | None = None
     """Folder in a Google Cloud Storage bucket."""
+    az: AzSource | None = None
+    """Folder in a container of Azure Blob Storage."""
     sagemaker: SageMakerSource | None = None
     """The checkpoint that SageMaker puts into /opt/ml/model, or the repository named by HF_MODEL_ID. Write {}."""
     vertex: VertexSource | None = None
@@ -110,7 +121,8 @@ class Source(Section):
     @property
     def key(self) -> tuple[str, ...]:
         """Return the key that names the checkpoint."""
-        below = {"huggingface": ("repo",), "http": ("url",), "pypi": ("package",), "s3": ("uri",), "gs": ("uri",)}
+        below = {"huggingface": ("repo",), "http": ("url",), "pypi": ("package",)}
+        below |= dict.fromkeys(("s3", "gs", "az"), ("uri",))
         return ("model", "source", self.kind, *below.get(self.kind, ()))
 
     @model_validator(mode="after")

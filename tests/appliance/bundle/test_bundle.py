@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from spdx_tools.spdx.parser.parse_anything import parse_file
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from appliance.bundle.index import LOCK, MANIFEST, SBOM, BundleError, Index, decode, encode
 from appliance.bundle.sbom import sbom, system_components
@@ -177,6 +179,46 @@ def test_a_name_that_could_not_be_unpacked_is_not_bundled(tmp_path, capsys):
     assert "model/.hidden.safetensors" in capsys.readouterr().err and not (tmp_path / "x.tar").exists()
 
 
+def blobs(path):
+    """The blobs of an image layout, whose names are compared with their digests."""
+    with tarfile.open(path) as archive:
+        files = {one.name: archive.extractfile(one).read() for one in archive.getmembers()}
+    assert json.loads(files.pop("oci-layout")) == {"imageLayoutVersion": "1.0.0"}
+    index = json.loads(files.pop("index.json"))
+    found = {f"sha256:{hashlib.sha256(data).hexdigest()}": data for data in files.values()}
+    assert {f"blobs/{digest.replace(':', '/')}" for digest in found} == files.keys()
+    return index, found
+
+
+def test_an_oci_image_has_the_bundle_as_its_layer(bundle, tmp_path, capsys):
+    image = tmp_path / "demo.oci.tar"
+    (tmp_path / "sbom.json").write_text("{}")
+    assert write(image, "--oci") == 0 and [one.name for one in tmp_path.glob("demo*")] == [image.name]
+    index, found = blobs(image)
+    (descriptor,) = index["manifests"]
+    manifest = json.loads(found[descriptor["digest"]])
+    (layer,) = manifest["layers"]
+    for one in (descriptor, manifest["config"], layer):
+        assert one["size"] == len(found[one["digest"]])
+    kinds = [one["mediaType"].removeprefix("application/vnd.oci.image.") for one in (manifest["config"], layer)]
+    assert kinds == ["config.v1+json", "layer.v1.tar"] and descriptor["mediaType"] == manifest["mediaType"]
+    config = json.loads(found[manifest["config"]["digest"]])
+    assert config["rootfs"] == {"type": "layers", "diff_ids": [layer["digest"]]} and config["os"] == "linux"
+    with tarfile.open(fileobj=io.BytesIO(found[layer["digest"]])) as archive:
+        assert {"manifest.yaml", "model/config.json"} <= set(archive.getnames())
+    assert unpack(image, tmp_path / "out") == 0
+    assert main(["lock", "--check", str(tmp_path / "out" / "manifest.yaml")]) == 0
+    capsys.readouterr()
+    # Other programs write the members in another order.
+    with tarfile.open(image) as old, tarfile.open(tmp_path / "sorted.oci.tar", "w") as new:
+        for member in sorted(old.getmembers(), key=lambda one: one.name):
+            new.addfile(member, old.extractfile(member))
+    assert unpack(tmp_path / "sorted.oci.tar", tmp_path / "again") == 0
+    cut = rewritten(image, tmp_path / "cut.oci.tar", lambda name, data: None if len(data) > 10**6 else (name, data))
+    assert unpack(cut, tmp_path / "none") == exits.INTEGRITY.number
+    assert "is not in the archive" in capsys.readouterr().err
+
+
 def test_an_image_archive_is_a_part_with_its_digest(tmp_path, capsys):
     (tmp_path / "image").write_bytes(b"layers" * 1000)
     (tmp_path / "sbom.json").write_text("{}")
@@ -197,6 +239,11 @@ def test_the_bill_of_materials_lists_every_distribution_with_its_version():
     assert len(ids) == len(set(ids)) and all(re.fullmatch(r"SPDXRef-[A-Za-z0-9.-]+", one) for one in ids)
     linked = {one["relatedSpdxElement"] for one in document["relationships"]}
     assert linked == set(ids)
+
+
+def test_spdx_tools_accept_the_bill_of_materials(tmp_path):
+    (tmp_path / "sbom.spdx.json").write_text(sbom({"SOURCE_DATE_EPOCH": "0"}))
+    assert validate_full_spdx_document(parse_file(str(tmp_path / "sbom.spdx.json")), "SPDX-2.3") == []
 
 
 def test_packages_of_debian_are_components(tmp_path):

@@ -1,14 +1,16 @@
-"""Archives from a web server: unpacked where they belong, and nowhere else."""
+"""Archives from a web server and in the file system: unpacked where they belong, and nowhere else."""
 
 import errno
 import hashlib
+import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from packed_archives import FILES, tar
+from packed_archives import FILES, tar, zipped
 from source_servers import Files
 
 from appliance.checkpoints.archive import Archive
@@ -16,6 +18,10 @@ from appliance.checkpoints.download import download_checkpoint
 from appliance.checkpoints.download_spec import DownloadSpec
 from appliance.checkpoints.remote import Policy, SourceError
 from appliance.checkpoints.remote_metadata import is_complete
+from appliance.config.problems import Refused
+from appliance.config.settings import Given
+from appliance.hardware.described import hardware
+from appliance.planning.validate import download_missing, validate
 
 QUICK = Policy(stall_s=0.5, attempts=3, total_s=20.0, min_free=1, pause_s=0.01)
 LIMIT = 10**8
@@ -141,3 +147,74 @@ def test_full_disk_keeps_the_archive_without_partial_files(
     assert not any(path.is_dir() and not path.name.endswith(".archive") for path in tmp_path.iterdir())
     assert (download_checkpoint(spec(web, tmp_path), QUICK, {}, lambda _: None) / "config.json").exists()
     assert len(web.gets("/m.tar.gz")) == 1
+
+
+def as_bundle(layers: list[bytes], kind: str = "tar") -> bytes:
+    """The archive of an OCI image layout with these layers."""
+    blobs: dict[str, bytes] = {}
+
+    def descriptor(data: bytes, media: str) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        blobs[f"blobs/sha256/{digest}"] = data
+        return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)}
+
+    listed = [descriptor(data, f"application/vnd.oci.image.layer.v1.{kind}") for data in layers]
+    manifest = descriptor(json.dumps({"layers": listed}).encode(), "application/vnd.oci.image.manifest.v1+json")
+    top = {"oci-layout": b"{}", "index.json": json.dumps({"manifests": [manifest]}).encode()}
+    return tar({**top, **blobs}, "w:")
+
+
+IN_BUNDLE = {"slipway-bundle.json": b"{}", "manifest.yaml": b"", "model/config.json": b"{}"}
+LOCAL = {
+    "m.tar.gz": tar({f"checkpoint/{name}": content for name, content in FILES.items()}),
+    "m.tar": tar(FILES, "w:"),
+    "m.zip": zipped(FILES),
+    "m.bundle.tar": tar(IN_BUNDLE, "w:"),
+    "m.oci.tar": as_bundle([tar(IN_BUNDLE, "w:")]),
+}
+
+
+def local(path: Path) -> DownloadSpec:
+    return DownloadSpec(kind="archive", what=str(path), cache=str(path.parent / "cache"))
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_local_archive_is_unpacked_once_and_again_when_it_changes(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(LOCAL[name])
+    folder = download_checkpoint(local(tmp_path / name), Policy(offline=True), {}, lambda _: None)
+    assert (folder / "config.json").read_bytes() == b"{}" and (tmp_path / name).exists()
+    (folder / "seen").touch()
+    assert (
+        download_checkpoint(local(tmp_path / name), QUICK, {}, lambda _: None) == folder and (folder / "seen").exists()
+    )
+    os.utime(tmp_path / name, ns=(1, 1))
+    assert download_checkpoint(local(tmp_path / name), QUICK, {}, lambda _: None) != folder
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("m.tar.gz", b"\x1f\x8bnothing", "m.tar.gz: is damaged"),
+        ("m.zip", b"PK", "m.zip: is damaged"),
+        ("m.oci.tar", tar({"a": b""}, "w:"), "index.json: is not in the archive"),
+        ("m.oci.tar", as_bundle([b""], "tar+gzip"), "has a compressed layer"),
+        ("m.oci.tar", as_bundle([tar({"../x": b""}, "w:")]), "points outside the folder"),
+    ],
+)
+def test_a_damaged_local_archive_is_refused(name: str, data: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceError, match=words):
+        download_checkpoint(local(tmp_path / name), QUICK, {}, lambda _: None)
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+def test_a_manifest_may_name_an_archive(tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:
+    (tmp_path / "demo.tar").write_bytes(tar({f"demo/{name}": data for name, data in checkpoint_files.items()}, "w:"))
+    path = tmp_path / "m.yaml"
+    path.write_text("apiVersion: slipway/v2\nmodel: {source: {path: demo.tar}, download: {min_free: 1}}\n")
+    given = Given(path, (), {"HOME": str(tmp_path)})
+    with pytest.raises(Refused, match=r"demo.tar: an archive; .* unknown until it is unpacked: run `slipway fetch"):
+        validate(given, hardware("epyc:2:8GiB"))
+    folder = download_missing(given)
+    plan = validate(given, hardware("epyc:2:8GiB"))
+    assert plan.engines[0].model.path == str(folder) and plan.gateway.names == ("demo",)

@@ -1,23 +1,27 @@
-"""Buckets: S3 as moto plays it on a socket, Google's as far as its client asks a fake; and what names an extra."""
+"""Buckets: S3 as moto implements it, all kinds as far as their client asks a fake; credentials; hosting platforms."""
 
+import base64
 import hashlib
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from moto.server import ThreadedMotoServer
 from source_servers import Files
 
 from appliance.checkpoints import download_spec
+from appliance.checkpoints.buckets import BucketFolder
 from appliance.checkpoints.fetch import fetch
-from appliance.checkpoints.gs import Gs
 from appliance.checkpoints.progress import Progress
-from appliance.checkpoints.remote import Policy, SourceError
-from appliance.checkpoints.s3 import S3
+from appliance.checkpoints.remote import Policy, RestartFile, SourceError
 from appliance.checkpoints.small_file import MAX_BYTES, read_small_file
 from appliance.config import exits
 from appliance.config.problems import Refused
@@ -85,7 +89,7 @@ def test_a_manifest_is_read_from_a_bucket_and_its_checksum_is_compared(
     content = checkpoint_files["config.json"]
     location = "s3://models/team/demo/config.json"
     assert read_small_file(location, hashlib.sha256(content).hexdigest()) == content
-    for wrong, words in ((location, "SHA-256"), ("s3://models/absent", "S3 answered 404")):
+    for wrong, words in ((location, "SHA-256"), ("s3://models/absent", "the store answered 404")):
         with pytest.raises(SourceError, match=words):
             read_small_file(wrong, "00")
     s3.put_object(Bucket="models", Key="big", Body=bytes(MAX_BYTES + 1))
@@ -96,7 +100,7 @@ def test_a_manifest_is_read_from_a_bucket_and_its_checksum_is_compared(
 def test_replaced_object_is_never_mixed_with_the_old_one(
     s3: Any, tmp_path: Path, checkpoint_files: dict[str, bytes]
 ) -> None:
-    store = S3("models", "team/demo", tmp_path, 1.0)
+    store = BucketFolder("s3", "models", "team/demo", tmp_path, os.environ, 1.0)
     listing = store.listing()
     file = next(file for file in listing.files if file.name == "model.safetensors")
     cache_directory = store.cache_directory(listing)
@@ -109,7 +113,7 @@ def test_replaced_object_is_never_mixed_with_the_old_one(
 
 
 def test_s3_resumes_at_the_last_received_byte(s3: Any, tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:
-    store = S3("models", "team/demo", tmp_path, 1.0)
+    store = BucketFolder("s3", "models", "team/demo", tmp_path, os.environ, 1.0)
     listing = store.listing()
     file, data = next((f, checkpoint_files[f.name]) for f in listing.files if f.name == "model.safetensors")
     store.cache_directory(listing).folder.mkdir(parents=True)
@@ -127,71 +131,245 @@ def test_a_missing_bucket_or_folder_is_reported(s3: Any, uri: str, words: str, t
     assert caught.value.cause is exits.SOURCE and ":3:22: model.source.s3.uri: " in str(caught.value)
 
 
-def bucket(server: Files, files: dict[str, bytes], name: str = "models") -> None:
-    """Objects as the JSON API of Google Cloud Storage lists and gives them."""
-    items = [
-        {"kind": "storage#object", "name": key, "bucket": name, "size": str(len(data)), "generation": "7"}
-        for key, data in files.items()
-    ]
-    server.answers[f"/storage/v1/b/{name}/o"] = lambda: json.dumps({"items": items}).encode()
-    for key, data in files.items():
-        server.files[f"/download/storage/v1/b/{name}/o/{key}"] = data
-        server.answers[f"/storage/v1/b/{name}/o/{key}"] = lambda key=key: json.dumps(
-            next(item for item in items if item["name"] == key)
-        ).encode()
+MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
+BUCKETS = {"s3": "/models", "gs": "/models", "az": "/models"}
+
+
+def tag(data: bytes) -> str:
+    """The entity tag with which `Files` sends the content."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def listed(kind: str, files: dict[str, bytes]) -> bytes:
+    """The list of a bucket: of S3 and of Google's XML API, or of Azure."""
+    if kind == "az":
+        blobs = (
+            f"<Blob><Name>{name}</Name><Properties><Last-Modified>{MODIFIED}</Last-Modified><Etag>{tag(data)}</Etag>"
+            f"<Content-Length>{len(data)}</Content-Length><Content-Type>x</Content-Type></Properties></Blob>"
+            for name, data in files.items()
+        )
+        return f"<EnumerationResults><Blobs>{''.join(blobs)}</Blobs><NextMarker /></EnumerationResults>".encode()
+    contents = (
+        f"<Contents><Key>{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><Size>{len(data)}</Size>"
+        f"<ETag>&quot;{tag(data)}&quot;</ETag></Contents>"
+        for name, data in files.items()
+    )
+    return f"<ListBucketResult>{''.join(contents)}</ListBucketResult>".encode()
+
+
+def serve(found: Files, kind: str, files: dict[str, bytes]) -> None:
+    """Let a server have these files in the folder team/demo of the bucket models."""
+    found.modified = MODIFIED
+    objects = {f"team/demo/{name}": data for name, data in files.items()}
+    found.answers["/models"] = lambda: listed(kind, objects)
+    found.files |= {f"/models/{name}": data for name, data in objects.items()}
 
 
 @pytest.fixture
-def gs(server: Callable[[], Files], monkeypatch: pytest.MonkeyPatch, checkpoint_files: dict[str, bytes]) -> Files:
-    found = server()
-    bucket(found, {f"team/demo/{name}": data for name, data in checkpoint_files.items()})
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", found.url)
-    return found
+def store(
+    server: Callable[[], Files], monkeypatch: pytest.MonkeyPatch, checkpoint_files: dict[str, bytes]
+) -> Callable[[str], Files]:
+    """Starts a store of a kind, which the environment then names, with credentials."""
+
+    def start(kind: str) -> Files:
+        found = server()
+        serve(found, kind, checkpoint_files)
+        for name, value in environment(kind, found.url).items():
+            monkeypatch.setenv(name, value)
+        return found
+
+    return start
 
 
-@pytest.mark.parametrize("source", ["{gs: {uri: 'gs://models/team/demo'}}", "{vertex: {}}"])
-def test_a_folder_of_gs_is_planned_from_headers_and_fetched(
-    source: str, gs: Files, tmp_path: Path, checkpoint_files: dict[str, bytes]
+def environment(kind: str, url: str) -> dict[str, str]:
+    return {
+        "s3": {"AWS_ENDPOINT_URL_S3": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"},
+        "gs": {"STORAGE_EMULATOR_HOST": url},
+        "az": {"AZURE_STORAGE_ENDPOINT": url, "AZURE_STORAGE_ACCOUNT_KEY": "a2V5"},
+    }[kind]
+
+
+SOURCES = {
+    "gs": "{gs: {uri: 'gs://models/team/demo'}}",
+    "vertex": "{vertex: {}}",
+    "az": "{az: {uri: 'az://models/team/demo', account: team}}",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_folder_is_planned_from_headers_and_fetched(
+    source: str, store: Callable[[str], Files], tmp_path: Path, checkpoint_files: dict[str, bytes]
 ) -> None:
-    environ = {"STORAGE_EMULATOR_HOST": gs.url, "AIP_STORAGE_URI": "gs://models/team/demo"}
-    asked = given(tmp_path, source, **environ)
+    kind = "gs" if source == "vertex" else source
+    environ = {"STORAGE_EMULATOR_HOST": store(kind).url, "AIP_STORAGE_URI": "gs://models/team/demo"}
+    asked = given(tmp_path, SOURCES[source], **environ)
     plan = validate(asked, MACHINE)
     folder = Path(plan.engines[0].model.path)
     assert plan.job is not None and plan.gateway.names == ("demo",)
-    assert folder.is_relative_to(tmp_path / ".cache/slipway/models/gs/models")
+    assert folder.is_relative_to(tmp_path / ".cache/slipway/models" / kind)
+    assert not (folder / "model.safetensors").exists()
     assert download_missing(asked) == folder
     assert (folder / "model.safetensors").read_bytes() == checkpoint_files["model.safetensors"]
     assert validate(asked, MACHINE).job is None
 
 
-def test_gs_resumes_after_a_broken_connection(gs: Files, tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:
-    store = Gs("models", "team/demo", tmp_path, 1.0, emulated=True)
-    listing = store.listing()
-    path = "/download/storage/v1/b/models/o/team/demo/model.safetensors"
-    file = next(file for file in listing.files if file.name == "model.safetensors")
-    store.cache_directory(listing).folder.mkdir(parents=True)
-    store.cache_directory(listing).part(file).write_bytes(checkpoint_files[file.name][:1000])
-    gs.faults[path] = [("cut", 5000)]
-    fetch(store, listing, store.cache_directory(listing), QUICK, Progress(listing.bytes))
-    assert (store.cache_directory(listing).folder / file.name).read_bytes() == checkpoint_files[file.name]
-    assert all(asked.startswith("bytes=1000-") for asked in gs.gets(path)[:2])
+def folder_of(kind: str, cache: Path, **environ: str) -> BucketFolder:
+    return BucketFolder(
+        kind, "models", "team/demo", cache, {"HOME": str(cache), **environ}, 1.0, "team" * (kind == "az")
+    )
 
 
-def test_refusal_of_gs_shows_the_fix(gs: Files, tmp_path: Path) -> None:
-    gs.faults["/storage/v1/b/models/o"] = [403]
-    with pytest.raises(Refused, match="the store answered 403; grant the identity of this machine"):
-        validate(given(tmp_path, "{gs: {uri: 'gs://models/team/demo'}}", STORAGE_EMULATOR_HOST=gs.url), MACHINE)
-
-
-@pytest.mark.parametrize("kind", ["s3", "gs"])
-def test_missing_client_package_is_reported_with_its_extra(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_a_download_resumes_after_a_broken_connection(
+    kind: str, store: Callable[[str], Files], tmp_path: Path, checkpoint_files: dict[str, bytes]
 ) -> None:
-    monkeypatch.setitem(download_spec.EXTRAS, kind, "no_such_client.storage")
-    with pytest.raises(Refused) as caught:
-        validate(given(tmp_path, f"{{{kind}: {{uri: '{kind}://models/x'}}}}"), MACHINE)
-    place, _, message = str(caught.value).partition(f"model.source.{kind}.uri: ")
-    assert place.endswith(":3:22: ") and f"pip install 'slipway-serve[{kind}]'" in message
+    found = store(kind)
+    folder = folder_of(kind, tmp_path, **environment(kind, found.url))
+    listing = folder.listing()
+    path = "/models/team/demo/model.safetensors"
+    file = next(file for file in listing.files if file.name == "model.safetensors")
+    entry = folder.cache_directory(listing)
+    entry.folder.mkdir(parents=True)
+    entry.part(file).write_bytes(checkpoint_files[file.name][:1000])
+    found.faults[path] = [("cut", 600_000), ("stall", 500_000)]
+    fetch(folder, listing, entry, QUICK, Progress(listing.bytes))
+    assert (entry.folder / file.name).read_bytes() == checkpoint_files[file.name]
+    first, second = found.gets(path)[:2]
+    assert first.startswith("bytes=1000-") and not second.startswith("bytes=1000-"), "received blocks are kept"
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_a_replaced_object_is_never_mixed_with_the_old_one(
+    kind: str, store: Callable[[str], Files], tmp_path: Path, checkpoint_files: dict[str, bytes]
+) -> None:
+    found = store(kind)
+    folder = folder_of(kind, tmp_path, **environment(kind, found.url))
+    listing = folder.listing()
+    file = next(file for file in listing.files if file.name == "model.safetensors")
+    found.files["/models/team/demo/model.safetensors"] = bytes(file.size or 0)
+    with pytest.raises(RestartFile, match="the object changed while it was read"):
+        next(folder.stream(file, 1000))
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+@pytest.mark.parametrize(
+    ("status", "words"), [(403, "the store answered 403; grant the identity of this machine"), (404, "answered 404")]
+)
+def test_a_refusal_shows_the_fix(
+    kind: str, status: int, words: str, store: Callable[[str], Files], tmp_path: Path
+) -> None:
+    found = store(kind)
+    found.faults["/models"] = [status]
+    with pytest.raises(SourceError, match=words) as caught:
+        folder_of(kind, tmp_path, **environment(kind, found.url)).listing()
+    assert not caught.value.transient
+
+
+def test_an_answer_of_an_overloaded_store_is_transient(store: Callable[[str], Files], tmp_path: Path) -> None:
+    found = store("gs")
+    found.faults["/models"] = [503]
+    with pytest.raises(SourceError, match="the store answered 503") as caught:
+        folder_of("gs", tmp_path, STORAGE_EMULATOR_HOST=found.url).listing()
+    assert caught.value.transient and len(found.gets("/models")) == 1, "the caller counts attempts"
+
+
+def test_a_bucket_in_another_region_is_read_there(store: Callable[[str], Files], tmp_path: Path) -> None:
+    found = store("s3")
+    found.headers = lambda path: {"x-amz-bucket-region": "eu-central-1"} if path == "/models" else {}
+    found.faults["/models"] = [301]
+    listing = folder_of("s3", tmp_path, **environment("s3", found.url)).listing()
+    assert listing.files and "/eu-central-1/s3/" in str(found.authorizations[-1])
+
+
+EXPIRES = "2099-01-01T00:00:00Z"
+ROLE = {"AccessKeyId": "ROLE", "SecretAccessKey": "s", "Token": "t", "Expiration": EXPIRES, "Code": "Success"}
+
+
+def identity(kind: str, found: Files, home: Path) -> dict[str, str]:
+    """Set up a kind of identity of a machine. Return its variables."""
+    role = "/latest/meta-data/iam/security-credentials"
+    match kind:
+        case "profile":
+            (home / ".aws").mkdir()
+            (home / ".aws/credentials").write_text("[team]\naws_access_key_id = ROLE\naws_secret_access_key = s\n")
+            (home / ".aws/config").write_text("[profile team]\nregion = eu-west-3\n")
+            return {"AWS_PROFILE": "team"}
+        case "container":
+            found.answers["/role"] = lambda: json.dumps(ROLE).encode()
+            (home / "token").write_text("t")
+            token = {"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(home / "token")}
+            return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{found.url}/role", **token}
+        case _:
+            found.answers |= {"/latest/api/token": lambda: b"t", f"{role}/": lambda: b"machine"}
+            found.answers[f"{role}/machine"] = lambda: json.dumps(ROLE).encode()
+            return {"AWS_METADATA_ENDPOINT": found.url}
+
+
+@pytest.mark.parametrize("kind", ["profile", "container", "machine"])
+def test_s3_is_read_with_the_identity_of_the_machine(
+    kind: str, store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store("s3")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    environ = {"AWS_ENDPOINT_URL_S3": found.url, **identity(kind, found, tmp_path)}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert folder_of("s3", tmp_path, **environ).listing().files
+    region = "eu-west-3" if kind == "profile" else "us-east-1"
+    assert re.search(rf"Credential=ROLE/\d+/{region}/s3/", str(found.authorizations[-1]))
+
+
+def test_a_profile_with_a_role_uses_boto3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/config").write_text("[profile team]\ncredential_process = /bin/false\n")
+    environ = {"HOME": str(tmp_path), "AWS_PROFILE": "team"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SourceError, match="profile team: Error when retrieving credentials"):
+        BucketFolder("s3", "models", "x", tmp_path, environ).listing()
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(SourceError, match=r"profile team has no access key; .*pip install 'slipway-serve\[s3\]'"):
+        BucketFolder("s3", "models", "x", tmp_path, environ).listing()
+
+
+def test_gs_is_read_with_a_service_account(
+    server: Callable[[], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_files: dict[str, bytes]
+) -> None:
+    found = server()
+    serve(found, "gs", checkpoint_files)
+    key = rsa.generate_private_key(65537, 2048)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    account = {"type": "service_account", "client_email": "me@team", "private_key": pem, "private_key_id": "1"}
+    (tmp_path / "key.json").write_text(json.dumps(account | {"gcs_base_url": found.url, "disable_oauth": False}))
+    environ = {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json")}
+    monkeypatch.setenv(*next(iter(environ.items())))
+    monkeypatch.setenv("GOOGLE_BASE_URL", found.url)
+    assert folder_of("gs", tmp_path, **environ).listing().files
+    claims = str(found.authorizations[-1]).removeprefix("Bearer ").split(".")[1]
+    assert json.loads(base64.urlsafe_b64decode(claims + "=="))["iss"] == "me@team"
+
+
+def test_federated_credentials_of_google_use_google_auth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key.json").write_text('{"type": "external_account"}')
+    environ = {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json")}
+    monkeypatch.setenv(*next(iter(environ.items())))
+    with pytest.raises(SourceError, match="Failed to load external account credentials"):
+        folder_of("gs", tmp_path, **environ).listing()
+    monkeypatch.setitem(sys.modules, "google.auth.exceptions", None)
+    with pytest.raises(SourceError, match=r"need google-auth: pip install 'slipway-serve\[gs\]'"):
+        folder_of("gs", tmp_path, **environ).listing()
+
+
+def test_azure_is_read_with_a_managed_identity(
+    store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store("az")
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    found.answers["/identity"] = lambda: json.dumps({"access_token": "managed", "expires_on": "4102444800"}).encode()
+    monkeypatch.setenv("AZURE_MSI_ENDPOINT", f"{found.url}/identity")
+    assert folder_of("az", tmp_path).listing().files
+    assert found.authorizations[-1] == "Bearer managed"
 
 
 @pytest.fixture
@@ -259,5 +437,5 @@ def test_credentials_without_effect_are_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("x")
     asked = given(tmp_path, "{s3: {uri: 's3://models/x'}}\n  credentials: k")
     asked.manifest.write_text(asked.manifest.read_text() + "secrets: {k: {file: key}}\n")
-    with pytest.raises(Refused, match=r"4:16: model.credentials: has no effect with model.source.s3: boto3 uses"):
+    with pytest.raises(Refused, match=r"4:16: model.credentials: has no effect with model.source.s3: buckets are read"):
         validate(asked, MACHINE)

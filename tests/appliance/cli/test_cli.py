@@ -351,6 +351,7 @@ PARTICULAR: dict[str, Any] = {
     "adapters": [{"name": "support", "path": "b/c"}],
     "endpoints.routes.health": ["/a", "/b/c"],
     "endpoints.routes.predict": ["/d"],
+    "hardware.executor": "toy",
     "limits.media.folders": ["/a", "/b"],
     "limits.media.hosts": ["a.example.com", "*.example.org"],
     "model.format": "qwen3_coder",

@@ -19,8 +19,14 @@ EXAMPLES = {
     ("pypi", "sha256"): "a" * 64,
     ("s3", "uri"): "s3://bucket/x",
     ("gs", "uri"): "gs://bucket/x",
+    ("az", "uri"): "az://container/x",
+    ("az", "account"): "mystorage",
 }
-NEEDED = {("model", "source", kind): [("model", "source", kind, key)] for kind, key in EXAMPLES if key != "sha256"}
+NEEDED = {
+    ("model", "source", kind): [("model", "source", kind, key)]
+    for kind, key in EXAMPLES
+    if key not in ("sha256", "account")
+}
 NEEDED["model", "source", "pypi"] = [("model", "source", *path) for path in EXAMPLES if path[0] == "pypi"]
 BASE = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\n"
 

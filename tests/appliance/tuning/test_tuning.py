@@ -222,6 +222,28 @@ def test_equal_predictions_are_run_once_unless_a_key_is_not_simulated():
     assert [one.settings for one in Tuner._finalists(tuner, ranked)] == chosen[1:2]
 
 
+def test_the_best_candidate_is_run_with_drafts(tmp_path, monkeypatch, capsys):
+    """A service is played: drafts by lookup of 8 tokens are the fastest."""
+
+    def bench(self, candidate, number, record):
+        given = dict(candidate.settings)
+        draft = {"ngram": 3.0, "auto": 2.0}.get(given.get("speculation.method", "off"), 1.0)
+        running = float(given.get("engine.scheduling.max_running", "1"))
+        throughput = running * draft * (float(given.get("speculation.tokens", "4")) if draft > 1 else 1)
+        return {**figures(throughput), **dict.fromkeys(("time_to_first_token_ms", "time_per_output_token_ms"), {})}
+
+    monkeypatch.setattr(Tuner, "_bench", bench)
+    options = ["--key", "engine.scheduling.max_running=4", "--set", "engine.scheduling.max_running=1", "--json"]
+    out = tmp_path / "tuned.yaml"
+    command = ["tune", DEMO, "--runs", "1", "-n", "8", "--output", str(out), "--candidates", "2", *options]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"]["speculation.method"] == "ngram" and found["best"]["speculation.tokens"] == "8"
+    tried = [one["settings"] for one in found["candidates"] if one["measured"]]
+    assert len(tried) == 6 and found["not_tried"] >= 0
+    assert keys_of(out)["speculation"] == {"method": "ngram", "tokens": 8}
+
+
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
 def test_keys_that_are_searched_are_simulated(objective):
     plan = validate(Given(Path(DEMO)), hardware("h100x4"))
