@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from appliance.cli.main import main
-from tests.e2e.conftest import Appliance, demo  # noqa: F401  (a fixture)
+from tests.e2e.conftest import Appliance
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/start.md", "docs/choose.md", "docs/tune.md", "docs/bench.md", "docs/bundle.md")
@@ -55,7 +55,7 @@ def test_the_pages_have_commands() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_a_page_runs(page, demo, tmp_path, monkeypatch, capsys) -> None:  # noqa: F811
+def test_every_command_of_a_page_runs(page, demo, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "manifests").symlink_to(ROOT / "manifests")
     (tmp_path / "my.yaml").write_text(yaml_block(page))
     monkeypatch.chdir(tmp_path)
