@@ -439,7 +439,7 @@ def test_test_models_have_the_features_of_their_rows(saved: Callable[[Cell], Sav
 
 
 @pytest.mark.parametrize("cell", [cell for cell in ON_CPU if not cell.broken], ids=str)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 def test_a_legal_cell_of_a_cpu_starts_and_generates(cell: Cell, saved: Callable[[Cell], Saved], tmp_path: Path) -> None:
     needs_kernels(cell)
     own = saved(cell)
@@ -447,7 +447,7 @@ def test_a_legal_cell_of_a_cpu_starts_and_generates(cell: Cell, saved: Callable[
 
 
 @pytest.mark.parametrize("cell", [cell for cell in ON_CPU if cell.broken], ids=str)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 def test_an_illegal_cell_of_a_cpu_is_refused_and_fails_where_it_is_forced(
     cell: Cell, saved: Callable[[Cell], Saved], tmp_path: Path
 ) -> None:
@@ -528,7 +528,7 @@ def test_a_legal_cell_of_triton_generates_in_the_interpreter(
     [cell for cell in INTERPRETED if cell.broken and not {rule.name for rule in cell.broken} & OF_THE_DEVICE],
     ids=str,
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 def test_an_illegal_cell_of_triton_fails_where_it_is_forced(cell: Cell, saved: Callable[[Cell], Saved]) -> None:
     if cell.row.label == "heads of 264" or all(rule.chosen for rule in cell.broken):
         pytest.skip("a limit of a GPU's shared memory, or refused by choice")
