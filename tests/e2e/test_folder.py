@@ -7,12 +7,14 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.supervisor.supervise import NICE
+from benchmarks import start
 from kernels.cpu.library import usable
 from tests.appliance.observability.collector import Collector, attributes, collecting
 from tests.e2e.conftest import ROOT, Appliance, until
@@ -55,6 +57,18 @@ def service(launch: Callable[..., Appliance], collector: Collector, profiles: Pa
     appliance = launch(DEMO, *settings, **affinity)
     appliance.wait_ready()
     return appliance
+
+
+def test_the_benchmark_of_starts_reads_cpu_times_and_the_time_of_the_first_answer(service: Appliance) -> None:
+    used = start.cpu_seconds(service.process.pid)
+    assert {"launcher", "supervisord", "gateway", "engine-0", "engine-0-reaper", "monitor"} <= used.keys()
+    assert all(seconds > 0 for seconds in used.values()) and used["engine-0"] > used["monitor"]
+    answers_s = start.answer_time(service.output())
+    assert 0 < answers_s < 300
+    one = start.Start(answers_s, 2.0, 0.5, used, 9.0)
+    found = start.medians([one, replace(one, ready_s=3.0), replace(one, ready_s=7.0, cpu_s={**used, "others": 1.0})])
+    assert found["ready"] == 3.0 and found["cpu in total"] == 9.0
+    assert found["cpu of engine-0"] == used["engine-0"] and found["cpu until ready"] == sum(used.values())
 
 
 def test_a_folder_is_served_without_a_manifest(service: Appliance) -> None:
