@@ -97,8 +97,8 @@ SMALLEST = {
 }
 """Commands that no other test runs, by a short name.
 
-journal, fault_injection, plan, soak and start take more than seconds because they start services repeatedly. encoders needs a
-checkpoint, and lock needs a network.
+journal, fault_injection, plan, soak and start take more than seconds because they start services repeatedly. encoders
+needs a checkpoint, and lock needs a network.
 """
 
 
