@@ -11,7 +11,7 @@ starts last. Files that use the demo service come last, so that it does not run 
 import faulthandler
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,6 +62,24 @@ LONGEST = (
     "engine/layers/test_fp8_checkpoints.py",
     "engine/worker/test_fused_sources.py",
 )
+
+
+# Processes that tests start read compiled modules. Without them a service compiles 100,000 lines at each start, which
+# takes longer than the start. `make` unsets the variable too.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Programs that choose their own number of threads, such as services, set it themselves.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """The demo model, ready, for all files that change nothing in it: an Appliance of tests/e2e/conftest.py."""
+    from tests.e2e.conftest import launcher
+
+    with launcher(tmp_path_factory) as start:
+        appliance = start()
+        appliance.wait_ready()
+        yield appliance
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

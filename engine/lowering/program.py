@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from engine.models import parts
+from engine.models.declared import declared
 from engine.models.parts import (
     Alibi,
     Attention,
@@ -39,7 +40,7 @@ Part = Literal[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Value:
     """A buffer: [tokens · rows, width]."""
 
@@ -56,7 +57,7 @@ class Value:
 # Weights. `name` is unique in a program.
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Matrix:
     """A projection, as `linear` fuses it from tensors of the checkpoint under `path`."""
 
@@ -72,7 +73,7 @@ class Matrix:
         return join(self.path, "+".join(dict.fromkeys(row.source for row in self.linear.rows)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class NormVector:
     """Weight and bias of a norm."""
 
@@ -84,7 +85,7 @@ class NormVector:
         return join(self.path, self.norm.name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class QKNormVectors:
     """Weights of the norms of queries and keys."""
 
@@ -96,7 +97,7 @@ class QKNormVectors:
         return join(self.path, "qk_norm")
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class SinkLogits:
     """A logit for each head of an attention with sinks."""
 
@@ -108,7 +109,7 @@ class SinkLogits:
         return join(self.path, self.attention.sinks_name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class HeadMatrices:
     """W_UK and W_UV of each head of a latent attention, which are never quantized."""
 
@@ -125,7 +126,7 @@ class HeadMatrices:
         return join(self.path, self.linear.rows[0].source)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class BlockMatrices:
     """A square matrix [inputs, outputs] for each head of an RG-LRU, which are never quantized."""
 
@@ -139,7 +140,7 @@ class BlockMatrices:
         return join(self.path, self.source)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Correction:
     """A number for each expert, which is added to the scores that select experts."""
 
@@ -151,7 +152,7 @@ class Correction:
         return join(self.path, self.experts.correction)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ExpertScales:
     """A number for each expert, which multiplies the weights of its pairs."""
 
@@ -163,7 +164,7 @@ class ExpertScales:
         return join(self.path, self.experts.expert_scales)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ActivationNumbers:
     """Learned numbers of the activation xIELU."""
 
@@ -174,7 +175,7 @@ class ActivationNumbers:
         return join(self.path, ACT_FN)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AlibiSlopes:
     """Slope of each head, computed when the model is loaded. All layers share them."""
 
@@ -186,7 +187,7 @@ class AlibiSlopes:
         return f"ALiBi slopes of {self.heads} heads (max_bias {self.alibi.max_bias}, factor {self.alibi.factor})"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class DistanceBias:
     """Bias of each head for each distance between a query and a key, expanded from buckets when the model is loaded.
     Layers with the same source share it."""
@@ -205,7 +206,7 @@ class DistanceBias:
         return join(self.root, self.relative.source)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class SlopedDistances:
     """ALiBi in both directions: bias -slope · |distance| of each head for each distance, computed when the model is
     loaded. All layers share them."""
@@ -224,7 +225,7 @@ class SlopedDistances:
         return f"ALiBi biases of {self.heads} heads (max_bias {self.alibi.max_bias}, up to {self.reach} tokens)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Tables:
     """Rows of tokens, positions and segments. The head of a decoder belongs to them, because it may be tied."""
 
@@ -238,7 +239,7 @@ class Tables:
         return join(self.root, self.embed.name) if self.own_tokens else "encoder tables"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AudioWeights:
     """Convolutions and positions of spectrograms."""
 
@@ -250,7 +251,7 @@ class AudioWeights:
         return join(self.root, self.embed.name, "+".join(self.embed.convolutions))
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class RecurrentParameter:
     """A small parameter of a recurrent part: rows of a convolution, A, biases, D, or the weight of a norm."""
 
@@ -262,7 +263,7 @@ class RecurrentParameter:
         return join(self.path, self.parameter.rows[0].source)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class TokenTable:
     """Rows of tokens with a vector for each layer."""
 
@@ -274,7 +275,7 @@ class TokenTable:
         return join(self.root, self.part.table)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Multiplier:
     """A number, or a vector."""
 
@@ -282,7 +283,7 @@ class Multiplier:
     size: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ForeignWeights:
     """All weights of a decoder that transformers computes."""
 
@@ -318,14 +319,14 @@ Weight = (
 # Operations
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Input:
     """y = the rows that the caller gives, such as embedded patches of images."""
 
     y: Value
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Embed:
     """y = scale · row of the token + row of its position + row of its segment; only the row of the token if it has
     another width than the hidden states."""
@@ -334,7 +335,7 @@ class Embed:
     weight: Tables
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LookUpPositions:
     """y = row of the position. The tables of an embedding with projected rows are used separately."""
 
@@ -342,14 +343,14 @@ class LookUpPositions:
     weight: Tables
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class InsertMedia:
     """x = the first columns of the embeddings of media, for the tokens of media in a step."""
 
     x: Value
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ReadStates:
     """y = the hidden states that the caller of a prediction head gives. skips_first: x = 0 for tokens at position 0."""
 
@@ -358,7 +359,7 @@ class ReadStates:
     skips_first: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AddMedia:
     """x += columns of the embeddings of media, from `first` on, for the tokens of media in a step."""
 
@@ -366,7 +367,7 @@ class AddMedia:
     first: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LookUp:
     """y = scale · row of the token. partial: the table lacks some tokens, which have its first row."""
 
@@ -375,7 +376,7 @@ class LookUp:
     partial: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class EmbedAudio:
     """y = embeddings of the spectrograms of a step."""
 
@@ -383,7 +384,7 @@ class EmbedAudio:
     weight: AudioWeights
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Normalize:
     """y = norm(x)."""
 
@@ -392,7 +393,7 @@ class Normalize:
     weight: NormVector
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class NormalizeParts:
     """Normalise consecutive columns of x in place, each part with its own norm."""
 
@@ -400,7 +401,7 @@ class NormalizeParts:
     weights: tuple[NormVector, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class NormalizeGroups:
     """Normalise groups of consecutive columns in place, each of the norm's size, with the same weights."""
 
@@ -408,7 +409,7 @@ class NormalizeGroups:
     weight: NormVector
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Linear:
     """y = x W^T (+ b). x: a buffer, or some of its columns.
 
@@ -423,7 +424,7 @@ class Linear:
     fp32: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Activation:
     """y = act(gate) · up of x = [gate, up], or act(x). With a limit and an offset:
     act(min(gate, limit)) · (clamp(up, -limit, limit) + up_offset)."""
@@ -437,7 +438,7 @@ class Activation:
     numbers: ActivationNumbers | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Add:
     """x += scale · y, which is the output of a block, or that of another body of the same block. x: a buffer, or some
     of its columns."""
@@ -447,7 +448,7 @@ class Add:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Multiply:
     """y = x times a number of the checkpoint, or a vector, element by element. y may be x."""
 
@@ -456,14 +457,14 @@ class Multiply:
     weight: Multiplier
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AllReduce:
     """x = sum of the x of all ranks."""
 
     x: Value
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class QKNorm:
     """Normalise the first `heads` heads of qkv in place: queries, then keys."""
 
@@ -478,7 +479,7 @@ class QKNorm:
         return self.weight.attention.qk_norm_span != "all"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Rotate:
     """Rotary position embedding of the first `heads` heads of qkv, in place."""
 
@@ -488,7 +489,7 @@ class Rotate:
     head_dim: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class PadValues:
     """y = x with zeros after the values of each head, so that they have the size of keys. x: heads that are queries or
     keys, then values."""
@@ -501,7 +502,7 @@ class PadValues:
     value_dim: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class CutHeads:
     """y = the first columns of each head of x."""
 
@@ -510,7 +511,7 @@ class CutHeads:
     heads: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ScaleQueries:
     """Multiply the first `heads` heads of qkv, the queries, by the factor of their position, in place."""
 
@@ -520,7 +521,7 @@ class ScaleQueries:
     head_dim: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class WriteKV:
     """Write keys and values to the pages of a layer. cross: of an encoder input, from kv = [keys, values]."""
 
@@ -532,7 +533,7 @@ class WriteKV:
     cross: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class PrepareKV:
     """Fused QKNorm, Rotate and WriteKV."""
 
@@ -545,7 +546,7 @@ class PrepareKV:
     head_dim: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Attend:
     """y = attention of the queries in qkv over the pages of a layer, or over the keys and values of the same step
     (layer None). cross: over an encoder input. windowed: over the window of a patch, in place of its row. With
@@ -588,7 +589,7 @@ class Attend:
         return self.part.head_dim
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class PrepareLatent:
     """Normalise the latent, rotate the shared key, and write both to the pages of a layer. Rotate the last rope.dim
     elements of each query in q, and copy them to the end of the head in y."""
@@ -602,7 +603,7 @@ class PrepareLatent:
     layer: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class PrepareIndex:
     """Normalise the key of an indexer, rotate it and the queries, all in place, and write the key to the pages of a
     layer."""
@@ -614,7 +615,7 @@ class PrepareIndex:
     layer: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class SelectKeys:
     """y = positions of the keys that a token reads, ascending, with -1 after them if there are fewer than top_k
     (kernels/attention/select.py)."""
@@ -627,7 +628,7 @@ class SelectKeys:
     layer: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AbsorbQueries:
     """y[h, : kv_lora_rank] = q[h, : qk_nope_head_dim] W_UK[h]. Its product with a latent is that of the query with the
     head's key, so keys are never expanded."""
@@ -638,7 +639,7 @@ class AbsorbQueries:
     heads: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AttendLatent:
     """y = attention of absorbed queries, [heads, state_dim], over the pages of a layer, which are the keys. The first
     kv_lora_rank elements of a key are its value. selected: positions of the keys that are read; None for all."""
@@ -664,7 +665,7 @@ class AttendLatent:
         return self.part.kv_lora_rank
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ExpandValues:
     """y[h] = W_UV[h] x[h]."""
 
@@ -674,7 +675,7 @@ class ExpandValues:
     heads: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class BlockLinear:
     """y[h] = W[h]ᵀ x[h]."""
 
@@ -684,7 +685,7 @@ class BlockLinear:
     heads: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Route:
     """Select the experts of each token from router logits: numbers and weights, [tokens, top_k]."""
 
@@ -695,7 +696,7 @@ class Route:
     correction: Correction | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ScaleRoutes:
     """Multiply the weight of each pair by the number of its expert, in place."""
 
@@ -704,7 +705,7 @@ class ScaleRoutes:
     scales: ExpertScales
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ExpertLinear:
     """y[pair] = x[pair] W^T (+ b) of the pair's expert. gathered: x has one row per token, which its pairs share.
     weights: of the pairs, which multiply their rows of x. Only rank 0 adds the biases of products that a later
@@ -724,7 +725,7 @@ class ExpertLinear:
         return f"{self.matrices[0].name} × {len(self.matrices)}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Combine:
     """y = Σ weight · x of a token's pairs, in the order of their experts (+ shared, or sigmoid(gate) · shared), in
     float32. weights: None if all are 1. reduce: the sums of the ranks are added. inputs: read in place of x for
@@ -741,7 +742,7 @@ class Combine:
     reduce: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Columns:
     """Columns [first, first + width) of a buffer."""
 
@@ -750,7 +751,7 @@ class Columns:
     width: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Keep:
     """y = x: a feature of a tower, which later operations on x do not change."""
 
@@ -758,7 +759,7 @@ class Keep:
     y: Columns
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Scale:
     """x *= factor."""
 
@@ -766,7 +767,7 @@ class Scale:
     factor: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Clamp:
     """x = min(max(x, low), high)."""
 
@@ -775,7 +776,7 @@ class Clamp:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Spread:
     """y = the streams of x and of its projections to the other streams (kernels/streams.py)."""
 
@@ -784,7 +785,7 @@ class Spread:
     y: Value
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Predict:
     """y = predictions of the streams, of which x is the first."""
 
@@ -795,7 +796,7 @@ class Predict:
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Correct:
     """y = streams corrected by the change of the first prediction to x, which becomes the first stream."""
 
@@ -805,7 +806,7 @@ class Correct:
     y: Value
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Collect:
     """x = mean of x, the first stream, and of the projections of the others, scaled to its size."""
 
@@ -813,7 +814,7 @@ class Collect:
     others: tuple[Value, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Tanh:
     """x = tanh(factor · x)."""
 
@@ -821,7 +822,7 @@ class Tanh:
     factor: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Sparsify:
     """x = max(x - mean - multiplier · standard deviation, 0), over the `size` columns of all ranks."""
 
@@ -830,7 +831,7 @@ class Sparsify:
     size: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Gate:
     """y = x · act(gate), element by element. act: sigmoid or none. If the gate has fewer columns than x, each of them
     multiplies several consecutive columns of x."""
@@ -841,7 +842,7 @@ class Gate:
     act: Literal["sigmoid", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class CausalConv:
     """y = act(causal depthwise convolution of x), which continues the inputs in the state of the row's sequence.
     layer: number of the recurrent layer, whose first state it is."""
@@ -854,7 +855,7 @@ class CausalConv:
     layer: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class DeltaRule:
     """y = gated delta rule of [q, k, v], with the decay from a and the gate from b (kernels/recurrent/delta_rule.py).
     The matrix of each value head is the last state of the layer."""
@@ -874,7 +875,7 @@ class DeltaRule:
     layer: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class SelectiveScan:
     """y = scan of x, B and C with the steps `dt` (kernels/recurrent/selective_scan.py). The matrix of each head is the
     last state of the layer. gate: y is multiplied by silu(gate)."""
@@ -896,7 +897,7 @@ class SelectiveScan:
     layer: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class GatedRecurrence:
     """y = recurrence of x with the gates of inputs and decays (kernels/recurrent/rg_lru.py). A number for each channel
     is the last state of the layer."""
@@ -911,7 +912,7 @@ class GatedRecurrence:
     layer: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class GatedNorm:
     """y = norm(x) · act(gate), or norm(x · act(gate)) with `gate_first`. The mean is over each of `groups` equal
     groups of columns. all_groups: number of groups of all ranks, if they are fewer than ranks; the mean is then over
@@ -928,7 +929,7 @@ class GatedNorm:
     all_groups: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ForeignDecoder:
     """y = hidden states of a decoder that transformers computes. The attention of its layers follows in the list, for
     plans; engine/layers/foreign.py executes both."""
@@ -940,7 +941,7 @@ class ForeignDecoder:
 # Fused operations, made by rewrites.
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AddNormalize:
     """x += scale · added; y = norm(x)."""
 
@@ -951,7 +952,7 @@ class AddNormalize:
     weight: NormVector
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Quantized:
     """`op`, with its output quantized for the matrices that read it."""
 

@@ -5,13 +5,14 @@ own load code or forward pass.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeGuard
 
 from engine.api.media import Modality
+from engine.models.declared import declared
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Rows:
     """Output rows of a projection that come from one checkpoint tensor."""
 
@@ -25,7 +26,7 @@ class Rows:
     has_bias: bool = True  # False: in a projection with a bias, that of these rows is 0 and not stored (Whisper's keys)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Linear:
     """y = x W^T (+ b)."""
 
@@ -35,7 +36,7 @@ class Linear:
     bias: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class RMSNorm:
     """y = x / sqrt(mean(x²) + eps) · scale · (w + offset)."""
 
@@ -48,7 +49,7 @@ class RMSNorm:
     last: str = "weight"  # last component of the tensor's name; "": the tensor is `name` itself
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LayerNorm:
     """y = (x - mean(x)) / sqrt(var(x) + eps) · (w + offset) + b."""
 
@@ -67,14 +68,14 @@ def named(norm: Norm, name: str) -> Norm:
     return replace(norm, name=name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LinearScaling:
     """Divide all frequencies by `factor`."""
 
     factor: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class DynamicScaling:
     """NTK: beyond `original` tokens, the base grows with the length of the sequence."""
 
@@ -82,7 +83,7 @@ class DynamicScaling:
     original: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Llama3Scaling:
     factor: float
     low_freq: float
@@ -90,7 +91,7 @@ class Llama3Scaling:
     original: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class YarnScaling:
     """YaRN."""
 
@@ -102,7 +103,7 @@ class YarnScaling:
     truncate: bool = True  # round the correction range to integer dimensions
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LongScaling:
     """LongRoPE: one factor per frequency."""
 
@@ -112,12 +113,12 @@ class LongScaling:
     attention: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class NoRotation:
     """All frequencies are 0: the layer has no positions, but the shape of one that has (Kimi Linear)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ProportionalScaling:
     """Only the first `pairs` frequencies are used, divided by `factor`; all others are 0 (Gemma 4)."""
 
@@ -128,7 +129,7 @@ class ProportionalScaling:
 Scaling = NoRotation | ProportionalScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Rope:
     """Rotary position embedding."""
 
@@ -149,7 +150,7 @@ class Rope:
                 return 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Alibi:
     """Linear bias (arXiv:2108.12409): slope of the head · (position of the key - position of the query), added to the
     scores."""
@@ -166,7 +167,7 @@ class Alibi:
         return tuple(self.factor * 2.0 ** (-self.max_bias * exponent) for exponent in exponents)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class RelativeBias:
     """Learned bias of each head for the distance d = position of the key - position of the query, added to the scores
     (T5, arXiv:1910.10683, section 2.1). Distances share `buckets` biases.
@@ -187,7 +188,7 @@ class RelativeBias:
         return self.buckets // (4 if self.bidirectional else 2)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class QueryScale:
     """Factor of the queries at position p: 1 + scale · log(1 + floor((p + offset) / length))."""
 
@@ -196,7 +197,7 @@ class QueryScale:
     offset: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Attention:
     """Grouped-query attention, or cross-attention.
 
@@ -271,7 +272,7 @@ class Attention:
         return self.causal and not self.source and (self.chunk is None or self.window is None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Indexer:
     """Selects the keys that sparse attention reads (arXiv:2512.02556, section 2.1): the `top_k` positions, up to the
     token's own, with the largest Σ weight[head] · max(q[head] · key, 0), and the first among equals.
@@ -293,7 +294,7 @@ class Indexer:
     chunk: None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LatentAttention:
     """Causal multi-head latent attention (arXiv:2405.04434, section 2.1).
 
@@ -332,7 +333,7 @@ class LatentAttention:
         return self.kv_lora_rank + self.rope.dim
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LowRankUpdate:
     """Matrices of low rank, whose product with x is added to projections of x that other layers share (Zamba2):
     W x + B A x. A and B are stored as `name`.0 and `name`.1."""
@@ -344,7 +345,7 @@ class LowRankUpdate:
 XIELU = "xielu"  # activation with learned numbers, which a checkpoint has under `act_fn` of an MLP (Apertus)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class MLP:
     """down(act(gate x) · up x), or down(act(up x)) if gate is None."""
 
@@ -367,7 +368,7 @@ class MLP:
     name: str = "mlp"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Stacked:
     """Names of the tensors of a checkpoint that stores a projection of all experts of a layer in one tensor. The first
     braces are replaced by the name of the projection."""
@@ -384,7 +385,7 @@ class Stacked:
         return self.weight.format(projection) if last == "weight" else self.others.format(projection, last)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Experts:
     """Σ w_e · expert_e(x) over the `top_k` experts with the largest scores (ties: lowest index), plus
     sigmoid(s x) · shared(x) if there is a shared expert, or shared(x) without `shared_gate`.
@@ -451,7 +452,7 @@ class Experts:
         return self.num_experts + self.zero_experts
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class DecaySlopes:
     """Slopes of the decays of lightning attention: `factor` · 2^(-8 h / heads) for head h = 1 … heads, or those of
     ALiBi, which differ if `heads` is not a power of two."""
@@ -466,7 +467,7 @@ class DecaySlopes:
         return tuple(self.factor * 2.0 ** (-8.0 * head / self.heads) for head in range(1, self.heads + 1))
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Parameter:
     """Rows of small tensors that are kept in float32. They are divided among ranks like the heads whose rows they
     have."""
@@ -481,7 +482,7 @@ class Parameter:
     stored: tuple[int, ...] = ()  # shape in the checkpoint, if it is not [rows] or [rows, inner]
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class DeltaNet:
     """Gated DeltaNet (arXiv:2412.06464): out(norm(delta_rule(silu(conv(q, k, v)), decay(a), sigmoid(b))) · silu(z)).
 
@@ -509,7 +510,7 @@ class DeltaNet:
     name: str = "linear_attn"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class KimiDelta:
     """Kimi Delta Attention (arXiv:2510.26692): out(norm(delta_rule(silu(conv(q, k, v)), decay(a), sigmoid(b))) ·
     sigmoid(z)), where a = f_b(f_a(x)) has a decay for each dim of a key, and z = g_b(g_a(x)).
@@ -525,7 +526,7 @@ class KimiDelta:
     name: str = "self_attn"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Mamba2:
     """Mamba-2 mixer (arXiv:2405.21060): out(norm(scan(silu(conv(x, B, C)), dt) · silu(z))).
 
@@ -554,7 +555,7 @@ class Mamba2:
     name: str = "mixer"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Mamba:
     """Mamba mixer (arXiv:2312.00752): out(scan(u, dt_proj(dt), B, C) · silu(z)) with u = silu(conv(x)), where in_proj
     has rows of x and z, and x_proj(u) has dt, B and C.
@@ -573,7 +574,7 @@ class Mamba:
     name: str = "mixer"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ShortConv:
     """Gated short convolution (LFM2): out(C · conv(B · x)), where in_proj has rows of B, C and x.
 
@@ -585,7 +586,7 @@ class ShortConv:
     name: str = "conv"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LightningAttention:
     """Lightning attention (arXiv:2405.17935) of MiniMax-01: out(norm(y) · sigmoid(output_gate x)), where y = S q for
     each head, with the state S ← e^-slope S + v kᵀ. q, k and v are silu(qkv_proj x), with the rows of one head after
@@ -601,7 +602,7 @@ class LightningAttention:
     name: str = "self_attn"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class RgLru:
     """Recurrent block of Griffin (arXiv:2402.19427): out(rg_lru(u) · act(linear_y x)) with u = conv(linear_x x). The
     gates of the recurrence (kernels/recurrent/rg_lru.py) are products of u with a square matrix for each head.
@@ -616,7 +617,7 @@ class RgLru:
     name: str = "temporal_block"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Projection:
     """y = W x. Every rank has the matrix."""
 
@@ -624,7 +625,7 @@ class Projection:
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LayerInput:
     """up(act(gate x) · input of the layer), where the input is the layer's part of `LayerInputs`. Every rank has both
     matrices."""
@@ -638,7 +639,7 @@ class LayerInput:
     name: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LowRank:
     """x + norm(up(down x)), a projection of low rank (LAuReL). Every rank has both matrices."""
 
@@ -656,7 +657,7 @@ PageWriter = SelfAttention | Indexer
 Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank | Projection
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Parallel:
     """Several bodies with the same input; their outputs are summed (Cohere)."""
 
@@ -666,7 +667,7 @@ class Parallel:
     after: tuple[Norm | None, ...] = ()  # norm of the output of each body, before they are added (Gemma 4)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ResidualBlock:
     """x = last(factor · (x + scale · after(body(before(x))))), or with `multiplier` its product with that number.
 
@@ -698,7 +699,7 @@ class ResidualBlock:
 Block = tuple[ResidualBlock, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Lookup:
     """Table with `count` rows; the row of a token's position or segment is added to its embedding."""
 
@@ -710,7 +711,7 @@ class Lookup:
     p · 10000^(-i / period) for row p."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Embedding:
     """x = norm(scale · row of the token + row of its position + row of its segment). With `width`, the row of a token
     is projected by `into`, and the hidden states by `out` before the head; there are no segments (OPT-350M)."""
@@ -737,7 +738,7 @@ class Embedding:
         return self.width or self.hidden
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class LayerInputs:
     """A vector of each token for each layer (per-layer embeddings): factor · (norm(W x) + scale · row of the token),
     where x is the token's embedding, and the norm is over the vector of each layer. A row has the vectors of all
@@ -753,7 +754,7 @@ class LayerInputs:
     projection: str = "per_layer_model_projection"  # W
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Streams:
     """Hidden states in several streams (AltUp, kernels/streams.py). The blocks of a layer compute the first one from
     predictions; then all are corrected by its change. The last block of a layer, a `LayerInput`, is added to all other
@@ -772,7 +773,7 @@ class Streams:
     scale: str = "altup.correct_output_scale"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AudioEmbedding:
     """Embedding of a log-mel spectrogram [mels, 2 · positions]: x = gelu(conv2(gelu(conv1(spectrogram)))) + row of the
     position. Both convolutions have a width of 3; the second has a stride of 2."""
@@ -797,7 +798,7 @@ class AudioEmbedding:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ChunkedAudio:
     """Embedding of a log-mel spectrogram [mels, frames] of any length, in chunks, of which the last one is padded with
     zeros: x = W gelu(conv3(gelu(conv2(gelu(conv1(chunk)))))) + row of the position within the chunk. The convolutions
@@ -834,7 +835,7 @@ class ChunkedAudio:
         return size
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Head:
     """Logits = softcap(scale · (h W^T + b))."""
 
@@ -850,7 +851,7 @@ class Head:
     ids: str = ""  # name of a tensor [rows] int64: distance from the number of a row to the id of its token
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Dense:
     """y = act(x W^T (+ b)), in float32."""
 
@@ -859,7 +860,7 @@ class Dense:
     path: str = ""  # prefix of the tensor names, from the root of the checkpoint
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class TokenLogits:
     """Logits of some tokens."""
 
@@ -869,12 +870,12 @@ class TokenLogits:
     hidden: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Difference:
     """The first of two numbers minus the second."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class PooledNorm:
     """Norm of the pooled vector."""
 
@@ -886,7 +887,7 @@ Stage = Dense | TokenLogits | Difference | PooledNorm
 Pool = Literal["first", "last", "mean", "max"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Pooler:
     """Reduces the hidden states of a prompt to one vector (`pool`), then applies `stages` in order, then `activation`,
     which a request may disable."""
@@ -905,7 +906,7 @@ class Pooler:
     whole: bool = True  # False: there are only vectors of single tokens (late interaction)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Alignment:
     """Heads of cross-attention whose weights follow the audio: they give the times of the tokens of a transcript."""
 
@@ -918,7 +919,7 @@ class Alignment:
         return tuple(dict.fromkeys(layer for layer, _ in self.heads))
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Encoder:
     """Encoder of an encoder-decoder model. Its token embedding is the decoder's. An encoder of audio reads complete
     windows of `max_encoder_input` positions."""
@@ -931,7 +932,7 @@ class Encoder:
     alignment: Alignment | None = None  # of a speech model
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Foreign:
     """Decoder computed by the modelling code of transformers; `Model.blocks` declares only its attention layers."""
 
@@ -944,7 +945,7 @@ class Foreign:
 # Towers: encoders of images and videos.
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Patches:
     """Projection of the pixels of each patch: channel by channel, of each frame by frame, row by row."""
 
@@ -976,7 +977,7 @@ class Patches:
         return self.hidden, *inner[self.dimensions]
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class PatchPositions:
     """Learned table for a square grid of patches, whose rows are added to the patches.
 
@@ -1000,7 +1001,7 @@ class PatchPositions:
         return self.side**2 + self.class_row
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class GridRope:
     """Rotary positions of patches. Pair i of a head is rotated by p · theta^-exponents[i], where p is the patch's row
     (axes[i] = 0) or column (axes[i] = 1), counted from `first`."""
@@ -1011,7 +1012,7 @@ class GridRope:
     first: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class StoredTensor:
     """A tensor of the checkpoint that layers read under another name, shape or scale."""
 
@@ -1021,7 +1022,7 @@ class StoredTensor:
     scale: str = ""  # name of a vector, by whose elements the rows are multiplied
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Tower:
     """features = the outputs of the blocks `taken`, side by side."""
 
@@ -1055,7 +1056,7 @@ class Tower:
         return self.hidden * len(self.taken)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Merge:
     """Join the features of squares of side · side patches: the first row, then the next rows."""
 
@@ -1063,35 +1064,35 @@ class Merge:
     by_channel: bool = False  # instead, channel by channel (Mistral 3)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AveragePool:
     """Mean of squares of side · side patches."""
 
     side: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AverageRows:
     """Mean of `count` consecutive rows of an item; rows beyond the last whole group are left out."""
 
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class JoinRows:
     """Join `count` consecutive rows of a frame side by side."""
 
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class ClassRow:
     """The row of the class token of each frame, which precedes the others."""
 
     rows: int  # rows of an image
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class AttentionPool:
     """y = p + mlp(norm(p)), where p is the attention of a learned query, `probe`, to all rows of a frame (SigLIP).
     Every rank computes it completely."""
@@ -1104,7 +1105,7 @@ class AttentionPool:
     name: str = "head"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Project:
     """y = act(x W^T (+ b))."""
 
@@ -1112,7 +1113,7 @@ class Project:
     act: str = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Activate:
     """y = act(x)."""
 
@@ -1124,7 +1125,7 @@ RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | AttentionPoo
 ProjectorStep = RowStep | Project | Activate | Norm | MLP
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Projector:
     """Applies `steps` in order to the features, or to one of them."""
 
@@ -1135,7 +1136,7 @@ class Projector:
     """Tensors under other names in the checkpoint, by the names that layers read, both relative to `root`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Tiles:
     """Embeddings of an image that was cut into tiles: first the scaled-down image, then the tiles in their places,
     without the padding and with `newline` after each row (LLaVA-NeXT)."""
@@ -1147,7 +1148,7 @@ class Tiles:
     most: int = 0  # most tiles; beyond, embeddings are interpolated (OneVision); 0: no limit
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class GridPositions:
     """M-RoPE (arXiv:2409.12191): a token of an item has a position in time, height and width, and each pair of a head
     is rotated by one of them. The next text token continues after the largest position."""
@@ -1162,7 +1163,7 @@ class GridPositions:
     after_time: bool = False  # the next text token continues after the largest position in time too (Qwen2.5-Omni)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Media:
     """Items of a request have `token` (or `video_token`) as placeholders in the prompt, whose embeddings are replaced
     by those of the item, in order."""
@@ -1212,7 +1213,7 @@ class Media:
         return max(1, step_tokens // max(step.rows for step in steps if isinstance(step, ClassRow | AttentionPool)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Model:
     """A decoder, an encoder, or both."""
 
@@ -1252,7 +1253,7 @@ class Model:
         return embed if isinstance(embed, AudioEmbedding) else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class PredictionInput:
     """x = W [token_norm(embedding of the next token), state_norm(hidden state)] (+ b): input of a prediction head. Its
     tensors are named after its layer."""
@@ -1265,7 +1266,7 @@ class PredictionInput:
     states_first: bool = False  # the columns of W for the hidden state precede those for the embedding
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class FusedStates:
     """Input of an EAGLE-3 head (arXiv:2503.01840): x = W [hidden states of several layers] (+ b). Its first block reads
     [token_norm(embedding of the next token), state_norm(x)]. For further drafts, x is its own hidden state.
@@ -1281,7 +1282,7 @@ class FusedStates:
     norm_before_residual: bool = False  # state_norm(x) replaces x
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared(frozen=True, kw_only=True)
 class Predictor:
     """Head that predicts the token after the next one (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
 

@@ -18,7 +18,7 @@ import pytest
 
 from appliance.cli.main import COMMANDS, main, parser
 from tests.documented import PAGES, ROOT, at, blocks, commands
-from tests.e2e.conftest import Appliance, demo  # noqa: F401  (a fixture)
+from tests.e2e.conftest import Appliance
 
 DEMO = "manifests/demo"
 REPLACED = {
@@ -49,8 +49,8 @@ ELSEWHERE = {
     "docs/bundle.md": {"--bundle": "tests/e2e/test_bundle.py"},
     "docs/images.md": {"image_url": "tests/e2e/test_images.py"},
     "docs/operations.md": {
-        "start_profile": "tests/e2e/test_observed.py",
-        "stop_profile": "tests/e2e/test_observed.py",
+        "start_profile": "tests/e2e/test_folder.py",
+        "stop_profile": "tests/e2e/test_folder.py",
     },
     "docs/pooling.md": {
         "one text": "tests/e2e/test_pooling.py",
@@ -114,7 +114,7 @@ def test_a_command_that_another_test_runs_is_named_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))])
-def test_every_command_of_a_page_runs(page, demo, tmp_path, monkeypatch, capsys, request) -> None:  # noqa: F811
+def test_every_command_of_a_page_runs(page, demo, tmp_path, monkeypatch, capsys, request) -> None:
     (tmp_path / "manifests").symlink_to(ROOT / "manifests")
     for name in ("my.yaml", "m.yaml", "chat.yaml"):
         (tmp_path / name).write_text(yaml_block(page))

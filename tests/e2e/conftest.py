@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from appliance.cli.main import main
 from appliance.supervisor.programs import programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,8 @@ class Appliance:
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.url, timeout=60.0)
+        # Without verification: loading the certificates of all authorities takes CPU time, and ours is not among them.
+        self.client = httpx.Client(base_url=self.url, timeout=60.0, verify=False)
 
     def status(self, path: str) -> int:
         try:
@@ -118,7 +120,9 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     """Give a function that starts appliances, and stop those that still run at the end."""
     started: list[Appliance] = []
 
-    def start(manifest: Path = ROOT / "manifests" / "demo.yaml", *arguments: str, **environment: str) -> Appliance:
+    def start(
+        manifest: Path = ROOT / "manifests" / "demo.yaml", *arguments: str, scheme: str = "http", **environment: str
+    ) -> Appliance:
         port, marker = free_port(), f"slipway-test-{os.getpid()}-{next(NUMBERS)}"
         log = tmp_path_factory.mktemp("appliance") / "log"
         command = [*SLIPWAY, "serve", str(manifest), "--host", "127.0.0.1", "--port", str(port), *arguments]
@@ -127,7 +131,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
                 command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
                 env={**os.environ, "LC_TEST_MARKER": marker, **environment}, preexec_fn=_listen_to_hangups,
             )  # fmt: skip
-        started.append(Appliance(process, f"http://127.0.0.1:{port}", log, marker))
+        started.append(Appliance(process, f"{scheme}://127.0.0.1:{port}", log, marker))
         return started[-1]
 
     try:
@@ -154,13 +158,20 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., A
         yield start
 
 
-@pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Appliance]:
-    """The demo model, ready, for all files that change nothing in it."""
-    with launcher(tmp_path_factory) as start:
-        appliance = start()
-        appliance.wait_ready()
-        yield appliance
+@pytest.fixture
+def rejected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run `slipway serve` in this process on a manifest (text or file) for which it starts no program; return the exit
+    code and the output. A process imports for a second of CPU time."""
+
+    def run(manifest: str | Path, *arguments: str) -> tuple[int, str]:
+        path = manifest if isinstance(manifest, Path) else tmp_path / "manifest.yaml"
+        if isinstance(manifest, str):
+            path.write_text(manifest)
+        capfd.readouterr()
+        code = main(["serve", str(path), "--host", "127.0.0.1", "--port", str(free_port()), *arguments])
+        return code, "".join(capfd.readouterr())
+
+    return run
 
 
 @pytest.fixture

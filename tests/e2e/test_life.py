@@ -97,22 +97,22 @@ def test_a_missing_shard_is_one_message_and_nothing_starts(checkpoint, refused):
     assert code == exits.CHECKPOINT.number and "model-00002-of-00002.safetensors" in said and "Traceback" not in said
 
 
-def test_a_truncated_shard_is_named(checkpoint, refused):
+def test_a_truncated_shard_is_named(checkpoint, rejected):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    code, said = refused(manifest(checkpoint))
+    code, said = rejected(manifest(checkpoint))
     assert code == exits.CHECKPOINT.number and "model.safetensors" in said and "Traceback" not in said
 
 
-def test_an_unknown_architecture_is_refused_with_the_nearest(checkpoint, refused):
+def test_an_unknown_architecture_is_refused_with_the_nearest(checkpoint, rejected):
     config = json.loads((checkpoint / "config.json").read_text())
     config["architectures"] = ["Qwen3ForCausalLN"]
     (checkpoint / "config.json").write_text(json.dumps(config))
-    code, said = refused(manifest(checkpoint))
+    code, said = rejected(manifest(checkpoint))
     assert code == exits.CHECKPOINT.number and "Qwen3ForCausalLM" in said and "Traceback" not in said
 
 
-def test_a_tensor_of_another_shape_is_refused(checkpoint, refused):
+def test_a_tensor_of_another_shape_is_refused(checkpoint, rejected):
     path = checkpoint / "model.safetensors"
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
@@ -120,23 +120,23 @@ def test_a_tensor_of_another_shape_is_refused(checkpoint, refused):
     header["model.norm.weight"]["shape"] = [1, *header["model.norm.weight"]["shape"]]
     body = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(body)) + body + data[8 + length :])
-    code, said = refused(manifest(checkpoint))
+    code, said = rejected(manifest(checkpoint))
     assert code == exits.CHECKPOINT.number and "model.norm.weight" in said and "Traceback" not in said
 
 
-def test_no_memory_for_one_block_names_the_key(refused):
-    code, said = refused(manifest(DEMO, "hardware: {kv_cache_memory: 10B}\n"))
+def test_no_memory_for_one_block_names_the_key(rejected):
+    code, said = rejected(manifest(DEMO, "hardware: {kv_cache_memory: 10B}\n"))
     assert code == exits.MEMORY.number and "kv_cache_memory" in said and "Traceback" not in said
 
 
-def test_a_busy_port_is_one_message(demo, refused):
+def test_a_busy_port_is_one_message(demo, rejected):
     port = demo.url.rpartition(":")[2]
-    code, said = refused(ROOT / "manifests" / "demo.yaml", "--port", port)
+    code, said = rejected(ROOT / "manifests" / "demo.yaml", "--port", port)
     assert code == exits.PORT.number and port in said and "Traceback" not in said
 
 
-def test_a_misspelt_key_is_shown_where_it_stands(refused):
-    code, said = refused(manifest(DEMO, "engine:\n  schedulin: {max_running: 3}\n"))
+def test_a_misspelt_key_is_shown_where_it_stands(rejected):
+    code, said = rejected(manifest(DEMO, "engine:\n  schedulin: {max_running: 3}\n"))
     assert code == 2 and "manifest.yaml:4:3" in said and "scheduling" in said
 
 
@@ -153,10 +153,10 @@ def bring_own_code(checkpoint: Path) -> None:
     )
 
 
-def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, refused):
+def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, rejected):
     """SEC-01"""
     bring_own_code(checkpoint)
-    code, said = refused(manifest(checkpoint))
+    code, said = rejected(manifest(checkpoint))
     assert code == exits.CHECKPOINT.number and "trust_remote_code" in said and not (checkpoint / "ran").exists()
 
 

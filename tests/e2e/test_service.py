@@ -9,6 +9,7 @@ import jsonschema
 import openai
 import pytest
 
+from appliance.cli.main import main
 from tests.tiers import thinned
 
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -243,3 +244,10 @@ def test_every_example_of_the_description_is_answered(demo):
     assert len(found) == 16
     replies = {path: httpx.post(demo.url + path, json=body, timeout=60) for path, body in found.items()}
     assert {path: reply.status_code for path, reply in replies.items()} == dict.fromkeys(found, 200)
+
+
+def test_chaos_is_refused_if_the_manifest_does_not_allow_it(demo, capfd):
+    before = demo.pids()
+    assert main(["chaos", demo.url, "--scenario", "crash", "--yes"]) == 2
+    assert "lifecycle: {chaos: allowed}" in capfd.readouterr().err
+    assert demo.pids() == before

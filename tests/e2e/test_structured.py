@@ -6,6 +6,8 @@ import re
 import jsonschema
 import pytest
 
+from tests.tiers import NIGHTLY, paired
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = "/v1/messages"
 QUESTION = {"role": "user", "content": "What is 17 + 25?"}
@@ -39,8 +41,7 @@ def regex(expression):
     return {"structured_outputs": {"regex": expression}}
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("path", "temperature"), paired([CHAT, COMPLETIONS, RESPONSES], [0.0, 1.0]))
 def test_stops_lengths_and_limits_beside_a_language(demo, path, temperature):
     limit = {RESPONSES: "max_output_tokens"}.get(path, "max_tokens")
     cases = {
@@ -133,9 +134,10 @@ def sampled_fields(path, seed):
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
-def test_sampled_json_ends_before_its_length_limit(demo, path):
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 8), marks=NIGHTLY)], ids=["first", "others"])
+def test_sampled_json_ends_before_its_length_limit(demo, path, seeds):
     """`answer` is a number, so 400 tokens hold every layout but unlimited whitespace."""
-    for seed in range(8):
+    for seed in seeds:
         reply = demo.client.post(path, json=sampled_fields(path, seed)).json()
         if path == MESSAGES:
             text, finish = reply["content"][0]["text"], {"end_turn": "stop"}.get(reply["stop_reason"])
@@ -145,8 +147,10 @@ def test_sampled_json_ends_before_its_length_limit(demo, path):
         assert sorted(json.loads(text)) == ["answer", "sure"]
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
-@pytest.mark.parametrize("language", [regex("(yes|no)"), {"structured_outputs": {"choice": ["yes", "no"]}}])
+@pytest.mark.parametrize(
+    ("path", "language"),
+    paired([CHAT, COMPLETIONS, RESPONSES], [regex("(yes|no)"), {"structured_outputs": {"choice": ["yes", "no"]}}]),
+)
 def test_wishes_that_leave_no_token_are_refused_and_the_next_request_is_served(demo, path, language):
     status, reply = ask(demo, path, **language, allowed_token_ids=[0])
     assert status == 400 and "no token is possible here" in reply["error"]["message"], reply

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu.library import FOLDER, VARIANTS, Variant, runs_here
+from tests.tiers import thinned
 
 
 def build(sources: Path, target: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -90,11 +91,14 @@ def test_native_compiles_the_kernels_that_this_cpu_can_run(sources: Path, tmp_pa
 
 
 NOT_COMPILED = [one for one in VARIANTS if platform.machine() in one.machines and not runs_here(one)]
+LAST = NOT_COMPILED[-1:]  # with the most instructions; `make test-all` checks the others too
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")
 @pytest.mark.timeout(900)  # a busy machine
-@pytest.mark.parametrize("variant", NOT_COMPILED, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "variant", thinned(NOT_COMPILED, LAST) if len(NOT_COMPILED) > 1 else NOT_COMPILED, ids=lambda one: one.name
+)
 def test_kernels_for_other_cpus_have_no_error(variant: Variant) -> None:
     """`make` does not compile these. The compiler checks them without making code, which takes a tenth of the time."""
     sources = [str(path) for path in sorted(FOLDER.glob("*.cpp"))]

@@ -108,6 +108,8 @@ def described(request: Request) -> dict[str, Any]:
     """
     openapi: dict[str, Any] = deepcopy(request.app.openapi())  # a copy, because FastAPI caches it
     openapi["info"]["description"] = _ABOUT
+    for path in request.app.state.undescribed:
+        openapi["paths"].pop(path, None)
     components = openapi.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for path, operations in openapi["paths"].items():
