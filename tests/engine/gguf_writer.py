@@ -154,6 +154,8 @@ def _tensors(model: Any, kind: str) -> dict[str, Tensor]:
 
 def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]]:
     """Return the tensors that are written for one tensor, under names that the package knows."""
+    if kind.startswith("nemotron_h"):
+        name = re.sub(r"^model\.", "backbone.", name).replace("e_score_correction_bias", "e_score_correction.bias")
     stem, _, last = name.rpartition(".")
     if last == "expert_bias":
         return [(f"{name}.bias", tensor)]
@@ -178,11 +180,11 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
     layer = "model.layers." + (name.split(".")[2] if ".layers." in name else "") + ".mlp"
     if ".experts." in name:
         tensor = tensor.transpose(1, 2) if kind == "llama4" else tensor
-        if last == "down_proj":
-            return [(f"{layer}.experts.down_proj.weight", tensor)]
+        if last in ("up_proj", "down_proj"):  # Nemotron-H's have no gate
+            return [(f"{layer}.experts.{last}.weight", tensor)]
         gate, up = tensor.chunk(2, 1)
         return [(f"{layer}.experts.gate_proj.weight", gate), (f"{layer}.experts.up_proj.weight", up)]
-    if "shared_mlp." in name:
+    if "shared_mlp." in name and kind != "hunyuan-moe":
         if stem.endswith("output_linear"):
             return [(f"{layer}.shared_expert.down_proj.weight", tensor)]
         gate, up = tensor.chunk(2)
