@@ -1,7 +1,7 @@
-"""y = x Wᵀ (+ b) by a weight in blocks of ggml, whose codes and scales stay in their own bits (kernels/plane_layout.py).
+"""y = x Wᵀ (+ b) by a weight in blocks of ggml, whose codes and scales keep their bits (kernels/plane_layout.py).
 
-Weights are rounded to the type of x when they are read (kernels/block_sum.py), so results are those of a weight that was
-dequantized to this type, and a step with few rows takes as long as reading the planes.
+Weights are rounded to the type of x when they are read (kernels/block_sum.py), so results are those of a weight that
+was dequantized to this type, and a step with few rows takes as long as reading the planes.
 
 As in kernels/integer_matmul.py, the outputs of a tile take the rows of a matrix instruction and the rows of x its
 columns. Inputs are added up in order by the same instruction for any number of columns.

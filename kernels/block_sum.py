@@ -142,7 +142,9 @@ def block_sum(
         if HIGH == 2:
             further = tl.load(high + step * 32 + at[None, :], keep[:, None], 0)
         if HIGH == 1:
-            further = tl.load(high + step * 16 + (at % 16)[None, :], keep[:, None], 0) >> (at // 16)[None, :].to(tl.uint8)
+            further = tl.load(high + step * 16 + (at % 16)[None, :], keep[:, None], 0) >> (at // 16)[None, :].to(
+                tl.uint8
+            )
         for part in tl.static_range(4):
             i = k + part * 32
             if LOW == 4:
@@ -159,7 +161,17 @@ def block_sum(
                 number = exact_float(codes, MIDDLE)
             group = i // GROUP
             scale, minimum = group_terms(
-                scales, group, output, keep & (group < GROUPS), unit, unit_minimum, OUTPUTS, TERMS, NIBBLES, POWER, UNITS
+                scales,
+                group,
+                output,
+                keep & (group < GROUPS),
+                unit,
+                unit_minimum,
+                OUTPUTS,
+                TERMS,
+                NIBBLES,
+                POWER,
+                UNITS,
             )
             scale, minimum = scale[:, None], minimum[:, None]
             if GROUP == 16:

@@ -2,8 +2,8 @@
 
 A file has the codes and scales of a block side by side; a GPU needs them apart, in rows whose addresses are aligned:
 
-    low     bits of codes, [outputs, bytes]: 4 bits: byte i of 32 has inputs i and i + 32 of 64; 2 bits: byte i of 32 has
-            inputs i, i + 32, i + 64 and i + 96 of 128, the first one in the low bits
+    low     bits of codes, [outputs, bytes]. 4 bits: byte i of 32 has inputs i and i + 32 of 64. 2 bits: byte i of 32
+            has inputs i, i + 32, i + 64 and i + 96 of 128. The first one is in the low bits
     high    further bits of codes, [outputs, bytes]: 2 bits as above; 1 bit: byte i of 16 has inputs i, i + 16, … of 128
     scales  [groups, terms, outputs]: of each group of inputs, then its minimum if there are two terms
     units   [units, terms, outputs] float16: factors of the scales and minimums of 256 inputs

@@ -284,11 +284,11 @@ Other kinds of fp8 are refused: `e5m2`, `fnuz`, blocks of other sizes, and scale
 
 ### GGUF
 
-With the compiled kernels of a CPU and the Triton kernels of a GPU, weights of a GGUF file of the types Q2_K to Q6_K, Q4_0
-to Q8_0, IQ4_NL, IQ4_XS and MXFP4 are computed in their own format, with the bytes of the file (on a GPU up to 3.6 % more:
-[kernels.md](kernels.md#blocks-of-ggml)); so are embeddings, except in Q4_0 and Q8_0. F32, F16 and BF16 are used as in
-any checkpoint. Other types are dequantized, or rounded by `quantization.weights`. Ranks can split a matrix only between
-blocks of 32 or 256 inputs. Tokenizer, chat template, configuration and end
+With the compiled kernels of a CPU and the Triton kernels of a GPU, weights of a GGUF file of the types Q2_K to Q6_K,
+Q4_0 to Q8_0, IQ4_NL, IQ4_XS and MXFP4 are computed in their own format, with the bytes of the file (on a GPU up to
+3.6 % more: [kernels.md](kernels.md#blocks-of-ggml)); so are embeddings, except in Q4_0 and Q8_0. F32, F16 and BF16 are
+used as in any checkpoint. Other types are dequantized, or rounded by `quantization.weights`. Ranks can split a matrix
+only between blocks of 32 or 256 inputs. Tokenizer, chat template, configuration and end
 tokens are read from the file, unless its folder has separate files for them ([sources.md](sources.md#a-gguf-file)).
 
 | `general.architecture` | architecture |

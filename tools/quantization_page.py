@@ -22,8 +22,9 @@ COLUMNS = {
     "compared with those that this library restores (`tests/engine/formats/golden`).",
     "loads": "The tensors have the names, shapes and types of the declaration, and are loaded.",
     "equal": "Logits of torch are those of the dequantized model in float32 (relative distance below 1e-5).",
-    "2 ranks": "Two ranks of tensor parallelism compute the same. *torch*: the groups or blocks of this checkpoint cannot "
-    "be divided between two ranks, so only torch, which dequantizes them, runs it.",
+    "2 ranks": "Two ranks of tensor parallelism compute the same with torch, and load the planned bytes with Triton "
+    "kernels. *torch*: the groups or blocks of this checkpoint cannot be divided between two ranks, so only torch runs "
+    "it, which dequantizes them.",
     "experts": "A model with routed experts in this format computes the same with torch and with Triton kernels.",
     "CPU": "Form in which the fastest compiled kernels multiply by the matrices, with the same logits (activations are "
     "rounded to 8 bits).",
@@ -66,7 +67,9 @@ def read_formats(file: Path = RECORDING) -> Cells:
 
 def write_formats(file: Path, formats: Mapping[str, Mapping[str, str]]) -> None:
     """Write a recording with a line for each checkpoint."""
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(cells, ensure_ascii=False)}" for name, cells in formats.items())
+    lines = ",\n".join(
+        f" {json.dumps(name)}: {json.dumps(cells, ensure_ascii=False)}" for name, cells in formats.items()
+    )
     file.write_text(f"{{\n{lines}\n}}\n")
 
 

@@ -106,7 +106,9 @@ class Vocabulary:
             source = torch.nn.functional.normalize(source.float()).to(source.dtype) if out.unit_rows else source
             made = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
             packed = made
-        assert not isinstance(packed, Fp8Weight | Segments | SegmentedWeight), "the head has one source, and is never in fp8"
+        assert not isinstance(packed, Fp8Weight | Segments | SegmentedWeight), (
+            "the head has one source, and is never in fp8"
+        )
         self.head = packed
         if out.bias or out.added:
             row = read(out.added or f"{out.name}.bias").flatten()
@@ -172,7 +174,9 @@ class Vocabulary:
 
     def own_products(self, hidden: Tensor) -> Tensor:
         """Return the columns of `products` that this rank computes, from `first` on."""
-        assert isinstance(self.head, Tensor | IntegerWeight | PlaneWeight), "a compiled model multiplies by packed weights itself"
+        assert isinstance(self.head, Tensor | IntegerWeight | PlaneWeight), (
+            "a compiled model multiplies by packed weights itself"
+        )
         return self.target.multiply_fp32(hidden, self.head, self.bias)
 
     def joined(self, y: Tensor) -> Tensor:

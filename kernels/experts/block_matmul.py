@@ -209,7 +209,9 @@ def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...
     return (own[0], *matrix, *own[2:]), select
 
 
-def _traffic(x: Tensor, low: Tensor, high: Tensor | None, group_scales: Tensor, units: Tensor | None, *more: Any) -> int:
+def _traffic(
+    x: Tensor, low: Tensor, high: Tensor | None, group_scales: Tensor, units: Tensor | None, *more: Any
+) -> int:
     """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
     experts."""
     _, pairs, tiles, _, _, bias, scales = (*more, *(None,) * (7 - len(more)))

@@ -1,5 +1,5 @@
-"""KV caches as a checkpoint declares them (`kv_cache_scheme`): compared with transformers, whose attention reads keys and
-values that were rounded in the same way."""
+"""KV caches as a checkpoint declares them (`kv_cache_scheme`): compared with transformers, whose attention reads keys
+and values that were rounded in the same way."""
 
 import json
 
