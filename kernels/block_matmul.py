@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.block_sum import block_sum, kind_constants
+from kernels.block_sum import block_sum, kind_constants, stages_for
 from kernels.integer_matmul import FEW_ROWS, LEAST_COLUMNS, MOST_COLUMNS
 from kernels.jit import jit, launch, power_of_2, row_stride, tl
 from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
@@ -106,7 +106,7 @@ def _triton(
     if by_size:
         tile = 32 if rows <= FEW_ROWS else 128
     warps = 2 if tile < 64 else 4 if tile * columns <= 8192 else 8
-    default = {"tile": tile, "columns": columns, "warps": warps, "stages": 3}
+    default = {"tile": tile, "columns": columns, "warps": warps, "stages": stages_for(x)}
     sizes = {"rows": rows, "outputs": outputs, "bits": PLANES[kind].low + PLANES[kind].high, "by_size": int(by_size)}
     chosen = settings("block_matmul", default, x.device, **sizes)
     launch(

@@ -230,7 +230,9 @@ class Segmented:
         return ", ".join(dict.fromkeys(map(str, self.natives)))
 
     def roles(self, executor: Executor) -> tuple[Role, ...]:
-        return {"compiled": ("projection", "exact"), "triton": ("projection",), "torch": ()}[executor]
+        if executor == "compiled":
+            return ("projection", "exact")
+        return ("projection",) if executor == "triton" else ()
 
     @property
     def kind(self) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.block_sum import block_sum, kind_constants
+from kernels.block_sum import block_sum, kind_constants, stages_for
 from kernels.experts.integer_matmul import QWEN
 from kernels.experts.matmul import EXPERT_MATMUL, store_pairs
 from kernels.experts.schedule import EXPERT_SCHEDULE, drawn_expert_ids, empty_schedule, tile_rows
@@ -141,7 +141,7 @@ def _triton(
         raise ValueError(f"x of {list(x.shape)}: {len(pairs)} pairs, {pairs_per_row} per row, need other rows")
     y = torch.empty((len(pairs), outputs), dtype=x.dtype, device=x.device)
     # Fewer outputs would use another matrix instruction, and sums of tiles of different sizes might then differ.
-    default = {"columns": 64, "warps": 4 if rows <= 64 else 8, "stages": 3 if x.dtype.itemsize == 2 else 2}
+    default = {"columns": 64, "warps": 4 if rows <= 64 else 8, "stages": stages_for(x)}
     sizes = {"rows": rows, "outputs": outputs, "inputs": inputs, "bits": layout.low + layout.high}
     tuned = settings("block_expert_matmul", default, x.device, **sizes)
     launch(

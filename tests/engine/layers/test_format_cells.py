@@ -27,7 +27,8 @@ from kernels.fp8 import Fp8Weight
 from kernels.integers import IntegerWeight
 from kernels.jit import installed
 from tests.engine.float_writers import FLOAT_KINDS
-from tests.engine.fp8_writers import FP8_KINDS, write_experts
+from tests.engine.fp8_writers import EXPERTS as FP8_EXPERTS
+from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.gguf_writer import Kind as GgufKind
 from tests.engine.gguf_writer import write_gguf
 from tests.engine.integer_writers import INTEGER_KINDS
@@ -85,7 +86,11 @@ def with_experts(name: str, folder: Path) -> Checkpoint:
         made: Written = write(folder, INTEGERS[name], "Qwen3Moe", **EXPERTS)
         plain_router(made, INTEGERS[name])
     else:
-        made = write_experts(folder, name.removeprefix("fp8-"))
+        kind = FP8_KINDS[name.removeprefix("fp8-")]
+        made = write(folder, kind, "Qwen3Moe", **FP8_EXPERTS)
+        plain_router(made, kind)
+        if name == "fp8-modelopt":  # a dense model of this kind has a plain MLP
+            made.configure(ignore=["lm_head", "*.mlp.gate"])
     return Checkpoint(made.path, made.logits)
 
 
