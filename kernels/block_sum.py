@@ -129,7 +129,7 @@ def block_sum(
     units: to those of the matrix. dtype: of x."""
     GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
     MINIMA: tl.constexpr = NIBBLES or TERMS == 2
-    at = tl.arange(0, 32)
+    at, zero = tl.arange(0, 32), output * 0  # masks are compared by output
     inputs = right + at[:, None]
     total = tl.zeros((TILE, COLUMNS), tl.float32)
     for step in range(0, (INPUTS + 127) // 128):
@@ -145,7 +145,7 @@ def block_sum(
         first = tl.load(bytes_low, keep[:, None], 0)
         second = first
         if LOW == 4:
-            second = tl.load(bytes_low + 32, keep[:, None] & (k + 64 < INPUTS), 0)
+            second = tl.load(bytes_low + 32, (keep & (zero + k + 64 < INPUTS))[:, None], 0)
         further = first
         if HIGH == 2:
             further = tl.load(high + step * 32 + at[None, :], keep[:, None], 0)
@@ -172,7 +172,7 @@ def block_sum(
                 scales,
                 group,
                 output,
-                keep & (group < GROUPS),
+                keep & (zero + group < GROUPS),
                 unit,
                 unit_minimum,
                 OUTPUTS,
@@ -187,7 +187,7 @@ def block_sum(
                     scales,
                     group + 1,
                     output,
-                    keep & (group + 1 < GROUPS),
+                    keep & (zero + group + 1 < GROUPS),
                     unit,
                     unit_minimum,
                     OUTPUTS,
