@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.block_codes import block_codes, values_of
 from kernels.ggml_layout import LAYOUTS
 from kernels.quantisation import ROWS_AT_ONCE, search_scales
 
@@ -22,14 +23,10 @@ class BlockWeight:
     inputs: int
 
     def restored(self) -> Tensor:
-        """Return the values, [outputs, inputs] float32, of ggml's types by the package gguf."""
+        """Return the values, [outputs, inputs] float32."""
         if self.kind == "INT6":
             return _restored_int6(self.blocks)[:, : self.inputs]
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        values = dequantize(self.blocks.contiguous().numpy(), GGMLQuantizationType[self.kind])
-        return torch.from_numpy(values)[:, : self.inputs]
+        return values_of(block_codes(self.blocks, self.kind), self.kind)[:, : self.inputs]
 
     def cut(self, rows: slice, first: int, count: int) -> "BlockWeight":
         """Return some outputs and `count` inputs from `first` on, which begins a block."""

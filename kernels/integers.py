@@ -37,6 +37,10 @@ class IntegerWeight:
         found = self.values, self.scales, self.zeros, self.order, self.static_scale
         return tuple(one for one in found if one is not None)
 
+    @property
+    def outputs(self) -> int:
+        return self.values.shape[-2]
+
     def restored(self) -> Tensor:
         """Return the weight as [outputs, inputs] float32."""
         if self.rounds:

@@ -11,8 +11,10 @@ from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.attention.select import SELECT_KEYS
 from kernels.attention.sparse_latent import SPARSE_LATENT
 from kernels.block_copy import BLOCK_COPY
+from kernels.block_matmul import BLOCK_MATMUL
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.embedding import EMBEDDING
+from kernels.experts.block_matmul import BLOCK_EXPERT_MATMUL
 from kernels.experts.fp8_matmul import FP8_EXPERT_MATMUL
 from kernels.experts.int8_matmul import INT8_EXPERT_MATMUL
 from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
@@ -86,6 +88,7 @@ OPS: tuple[Op, ...] = (
     MATMUL,
     FP8_MATMUL,
     INTEGER_MATMUL,
+    BLOCK_MATMUL,
     QUANTIZE_ROWS,
     INT8_MATMUL,
     QUANTIZE_INT8,
@@ -102,6 +105,7 @@ OPS: tuple[Op, ...] = (
     EXPERT_SCHEDULE,
     EXPERT_MATMUL,
     INTEGER_EXPERT_MATMUL,
+    BLOCK_EXPERT_MATMUL,
     FP8_EXPERT_MATMUL,
     INT8_EXPERT_MATMUL,
     EXPERT_SUM,

@@ -5,7 +5,8 @@ A test with the fixture `shows` names columns for a checkpoint:
     shows(path, "chunked prefill", "prefix hit")
 
 `pytest --record-cells FILE` runs these tests only, and writes their cells to FILE. Cells of architectures and columns
-that do not run stay as they are, so that one family can be recorded again.
+that do not run stay as they are, so that one family can be recorded again. In the same way `--record-formats FILE`
+records the cells of docs/quantization-formats.md, from tests with the fixture `format_cells`.
 """
 
 import json
@@ -15,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from tools.quantization_page import read_formats, write_formats
 from tools.tested_models_page import COLUMNS, read_not_run, read_recording, write_recording
 
 Shows = Callable[..., None]
 CELLS = pytest.StashKey[list[tuple[str, str]]]()  # architecture and column
+FORMAT_CELLS = pytest.StashKey[tuple[str, dict[str, str]]]()  # format, and its cells by column
 
 
 @pytest.fixture
@@ -38,8 +41,20 @@ def shows(request: pytest.FixtureRequest) -> Shows:
     return note
 
 
+@pytest.fixture
+def format_cells(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return a function that notes the cells of a quantization format. They count if the test passes."""
+
+    def note(name: str, **cells: str) -> None:
+        request.node.stash[FORMAT_CELLS] = (name, {**cells, "test": request.node.nodeid})
+
+    return note
+
+
 class Recorder:
     """Plugin that selects the tests with `shows` and writes their cells."""
+
+    fixture = "shows"
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -47,7 +62,7 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        kept = [item for item in items if "shows" in getattr(item, "fixturenames", ())]
+        kept = [item for item in items if self.fixture in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
 
@@ -65,3 +80,25 @@ class Recorder:
         for (architecture, column), tests in self.cells.items():
             recorded.setdefault(architecture, {})[column] = sorted(set(tests))
         write_recording(self.file, recorded, not_run)
+
+
+class FormatRecorder(Recorder):
+    """Plugin that selects the tests with `format_cells` and writes their cells."""
+
+    fixture = "format_cells"
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file)
+        self.formats: dict[str, dict[str, str]] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Any:
+        report = yield
+        if report.when == "call" and report.passed and FORMAT_CELLS in item.stash:
+            name, cells = item.stash[FORMAT_CELLS]
+            self.formats[name] = cells
+        return report
+
+    def pytest_sessionfinish(self) -> None:
+        recorded = read_formats(self.file) if self.file.exists() else {}
+        write_formats(self.file, recorded | self.formats)

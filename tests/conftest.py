@@ -21,7 +21,8 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 from tests import repeat, tiers
-from tests.cells import Recorder
+from tests.cells import FormatRecorder, Recorder
+from tests.cells import format_cells as format_cells  # a fixture
 from tests.cells import shows as shows  # a fixture
 from tests.emulation import use_emulated
 from tests.fast_interpreter import save_time
@@ -85,6 +86,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--emulate", action="store_true", help="run CPU kernels for AVX-512 and AMX, emulated")
     parser.addoption("--record-cells", type=Path, help="run the tests of docs/tested-models.md, and record them here")
+    text = "run the tests of docs/quantization-formats.md, and record them here"
+    parser.addoption("--record-formats", type=Path, help=text)
     pluginmanager.register(repeat)
 
 
@@ -97,6 +100,8 @@ def pytest_configure(config: pytest.Config) -> None:
         use_emulated(patch)
     if (file := config.getoption("record_cells")) is not None:
         config.pluginmanager.register(Recorder(file))
+    if (file := config.getoption("record_formats")) is not None:
+        config.pluginmanager.register(FormatRecorder(file))
 
 
 @pytest.hookimpl(optionalhook=True)  # the tests of the page run without pytest-xdist

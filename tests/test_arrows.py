@@ -40,7 +40,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels.experts": (
         *("kernels.integer_layout", "kernels.integer_matmul", "kernels.sampling", "kernels.jit", "kernels.op"),
         *("kernels.tuning", "kernels.e4m3", "kernels.int8_matmul", "kernels.fp8_matmul", "kernels.product_tiles"),
-        "kernels.quantize_int8",
+        *("kernels.quantize_int8", "kernels.block_sum", "kernels.plane_layout", "kernels.planes"),
     ),
     "kernels.attention": (
         "kernels.cpu",
@@ -59,6 +59,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.media": ("engine.api.errors", "engine.api.files", "engine.api.media"),
     "engine.formats": (
         *("engine.api.errors", "kernels.fp8", "kernels.ggml_blocks", "kernels.ggml_layout", "kernels.integer_layout"),
+        "kernels.plane_layout",
         "kernels.quantisation",
     ),
     "engine.models": (

@@ -237,11 +237,12 @@ kernels compute all prompts of a step together.
 Quantized weights are never rounded again. The compiled kernels of a CPU multiply the checkpoint's integers directly,
 and the Triton kernels of a GPU its integers and fp8 numbers. In all other cases weights are dequantized at load to the
 type of the activations; the plan shows the memory that this requires.
+[quantization-formats.md](quantization-formats.md) lists how each format was tested, and how it is computed.
 
 | checkpoint | supported | stored as |
 |---|---|---|
 FORMATS
-| one `.gguf` file: Llama, Mistral, Qwen2, Qwen3 | every type that the package `gguf` dequantizes | see below |
+| `.gguf` files | every type that the package `gguf` dequantizes | see below |
 
 Checkpoints may contain scales for an 8-bit KV cache: as tensors of one number per layer (`k_proj.k_scale` and
 `v_proj.v_scale` of ModelOpt, `self_attn.k_scale` and `self_attn.v_scale` of llm-compressor, `attn.k_scale` of vLLM,
@@ -287,10 +288,11 @@ Other kinds of fp8 are refused: `e5m2`, `fnuz`, blocks of other sizes, and scale
 
 ### GGUF
 
-On a CPU with compiled kernels, weights of a GGUF file of the types Q2_K to Q6_K, Q4_0 to Q8_0, IQ4_NL, IQ4_XS and MXFP4
-are computed in their own format, with the bytes of the file; so are embeddings, except in Q4_0 and Q8_0. F32, F16 and
-BF16 are used as in any checkpoint. Other types are dequantized to float32, or rounded by `quantization.weights`. Ranks
-can split a matrix only between blocks of 32 or 256 inputs. Tokenizer, chat template, configuration and end
+With the compiled kernels of a CPU and the Triton kernels of a GPU, weights of a GGUF file of the types Q2_K to Q6_K,
+Q4_0 to Q8_0, IQ4_NL, IQ4_XS and MXFP4 are computed in their own format, with the bytes of the file (on a GPU up to
+3.6 % more: [kernels.md](kernels.md#blocks-of-ggml)); so are embeddings, except in Q4_0 and Q8_0. F32, F16 and BF16 are
+used as in any checkpoint. Other types are dequantized, or rounded by `quantization.weights`. Ranks can split a matrix
+only between blocks of 32 or 256 inputs. Tokenizer, chat template, configuration and end
 tokens are read from the file, unless its folder has separate files for them ([sources.md](sources.md#a-gguf-file)).
 
 | `general.architecture` | architecture |

@@ -89,8 +89,8 @@ def _embedding_problem(
         return "the layers are not Slipway's own"
     if model.embed.is_sum:
         return "positions are added to the rows of tokens"
-    if quantization is not None and is_compiled(view.kernels):
-        native = quantization.native((path,), "compiled")
+    if quantization is not None and view.kernels != "torch":
+        native = quantization.native((path,), "compiled" if is_compiled(view.kernels) else "triton")
         if isinstance(native, GgmlBlocks):
             return "" if stored else f"the checkpoint stores the embedding in {native}"
     if model.embed.row_width % width:

@@ -301,7 +301,7 @@ METHOD = Method(
         (
             "compressed-tensors, mxfp4-pack-quantized",
             "activations unquantized",
-            "8 bits in groups of 32, the same numbers",
+            "its own blocks",
         ),
     ),
 )

@@ -4,8 +4,8 @@ e4m3, e5m2  one byte. Source: OCP 8-bit Floating Point Specification (OFP8) 1.0
 e2m1        two per byte, the low half first; twice a number is an integer. Source: OCP Microscaling Formats (MX) 1.0
 
 Scales are float numbers, e4m3, or powers of two (e8m0: 2^(byte - 127), 255 is NaN). MXFP4 and MXFP8 have e8m0 for each
-output and 32 inputs; NVFP4 has e4m3 for 16 inputs and a float32 number for the matrix. Compiled kernels
-multiply by MXFP4 as it is, Triton kernels by integers of 8 bits; all other kinds are dequantized.
+output and 32 inputs; NVFP4 has e4m3 for 16 inputs and a float32 number for the matrix. Compiled and Triton
+kernels multiply by MXFP4 as it is; all other kinds are dequantized.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Floats(Format):
         return found | {name: Stored((1,), SCALES, optional=True) for name in self.unread}
 
     def on(self, executor: Executor) -> Native | None:
-        return MX_BLOCKS if self.native is not None and executor == "compiled" else super().on(executor)
+        return MX_BLOCKS if self.native is not None and MX_BLOCKS.roles(executor) else super().on(executor)
 
     def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
         return mx_blocks(matrix, self.matrix, self.names[0])

@@ -9,8 +9,8 @@ MXFP4                 blocks of 32 with a power of two
 others                dequantized by the package gguf
 F32, F16, BF16        plain numbers; a format only if their rows are permuted
 
-Compiled kernels multiply by the types from Q2_K to MXFP4 in their own format (kernels/ggml_layout.py). Triton kernels
-have integers of 8 bits of Q5_0, IQ4_NL, IQ4_XS and MXFP4; the other types are dequantized for them.
+Kernels multiply by the types from Q2_K to MXFP4 in their own format: compiled kernels by blocks as in the file
+(kernels/ggml_layout.py), Triton kernels by the same bits in planes (kernels/plane_layout.py).
 
 llama.cpp's converter permutes the rows of Llama's q and k from halves to interleaved pairs in each head; `heads` is the
 number of heads of such a matrix.
@@ -55,7 +55,7 @@ class Permuted(Format):
 
 @dataclass(frozen=True)
 class Blocks(Permuted):
-    """Blocks of a type that the package gguf dequantizes. type: multiplied by compiled kernels, or ""."""
+    """Blocks of a type that the package gguf dequantizes. type: multiplied by kernels, or ""."""
 
     type: str = ""
 

@@ -102,7 +102,7 @@ METHOD = Method(
             "fp8",
         ),
         ("modelopt, `NVFP4`, `NVFP4_AWQ`, `W4A16_NVFP4`, `MXFP8`", "weights; activations unquantized", "dequantized"),
-        ("modelopt, `MXFP4`", "weights; activations unquantized", "8 bits in groups of 32, the same numbers"),
+        ("modelopt, `MXFP4`", "weights; activations unquantized", "its own blocks"),
         ("modelopt, `MIXED_PRECISION`", "any of these for each layer", "as above"),
     ),
 )

@@ -38,7 +38,7 @@ class Mxfp4(Format):
         return {"blocks": Stored((rows, groups, GROUP // 2), ("U8",)), "scales": Stored((rows, groups), ("U8",))}
 
     def on(self, executor: Executor) -> Native | None:
-        return MX_BLOCKS if executor == "compiled" else super().on(executor)
+        return MX_BLOCKS if MX_BLOCKS.roles(executor) else super().on(executor)
 
     def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
         return mx_blocks(matrix, "blocks", "scales")
@@ -60,5 +60,5 @@ METHOD = Method(
     name="mxfp4",
     format=lambda settings, group: Mxfp4(),
     groups=_groups,
-    table=(("mxfp4", "experts of gpt-oss", "its own blocks on a CPU, 8 bits in groups of 32 on a GPU"),),
+    table=(("mxfp4", "experts of gpt-oss", "its own blocks"),),
 )

@@ -3,8 +3,9 @@ them, and their size in memory. A format without such a product is dequantized w
 
 Groups    integers with a scale for each output and group of inputs: compiled kernels (kernels/cpu/linear_int.h) and
           Triton kernels (kernels/integers.py)
-GgmlBlocks  blocks of a type of ggml: compiled kernels (kernels/cpu/linear_blocks.cpp)
-Segmented   outputs of several products, one after another: compiled kernels
+GgmlBlocks  blocks of a type of ggml: compiled kernels (kernels/cpu/linear_blocks.cpp) and Triton kernels
+          (kernels/block_matmul.py)
+Segmented   outputs of several products, one after another: compiled kernels and Triton kernels
 E4M3      float8_e4m3fn with a scale for each matrix, output or block: Triton kernels (kernels/fp8.py)
 """
 
@@ -15,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from kernels.ggml_layout import LAYOUTS, row_bytes
 from kernels.integer_layout import packed_bytes
+from kernels.plane_layout import PLANES, high_bytes, low_bytes, num_groups, num_units
 
 Executor = Literal["torch", "compiled", "triton"]
 EXECUTORS: tuple[Executor, ...] = ("torch", "compiled", "triton")
@@ -165,7 +167,7 @@ class E4M3:
 
 @dataclass(frozen=True)
 class GgmlBlocks:
-    """Blocks of a type of ggml, as the file has them: compiled kernels (kernels/cpu/linear_blocks.cpp)."""
+    """Blocks of a type of ggml, as the file has them, or on a GPU in planes (kernels/plane_layout.py)."""
 
     type: str
 
@@ -173,7 +175,9 @@ class GgmlBlocks:
         return self.type
 
     def roles(self, executor: Executor) -> tuple[Role, ...]:
-        return ROLES if executor == "compiled" else ()
+        if executor == "compiled":
+            return ROLES
+        return ("projection", "head", "expert") if executor == "triton" and self.type in PLANES else ()
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -193,16 +197,32 @@ class GgmlBlocks:
         return None
 
     def pieces(self, rows: int, inputs: int, width: int, scale_bytes: int, places: Places) -> tuple[Piece, ...]:
-        side = max(width, 1)
+        if width == 0:
+            return self._planes(rows, inputs)
         bytes_of_row = row_bytes(self.type, inputs)
         # The rows are cut and joined, and then packed.
-        factors = -(-rows // side) * side, bytes_of_row
+        factors = -(-rows // width) * width, bytes_of_row
         return (Piece("", self.type, factors, temporary=3 * rows * bytes_of_row),)
+
+    def _planes(self, rows: int, inputs: int) -> tuple[Piece, ...]:
+        """Tensors of kernels/planes.py."""
+        kind, layout = self.type, PLANES[self.type]
+        # The blocks are cut and joined, and their codes are unpacked and packed on the way.
+        temporary = 2 * rows * row_bytes(kind, inputs) + 5 * rows * inputs
+        found = [Piece("", f"{kind}, {layout.low} bits", (rows, low_bytes(kind, inputs)), temporary)]
+        if layout.high:
+            found.append(Piece(f" ({layout.high} high bits)", kind, (rows, high_bytes(kind, inputs))))
+        terms = "scales and minimums" if layout.minima else "scales"
+        factors = num_groups(kind, inputs), layout.terms, rows, layout.scale_bytes
+        found.append(Piece(f" ({terms})", f"groups of {layout.group}", factors))
+        if layout.units:
+            found.append(Piece(" (factors)", "float16", (num_units(kind, inputs), layout.units, rows, 2)))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
 class Segmented:
-    """Sources with different products, one after another: compiled kernels multiply by each in turn."""
+    """Sources with different products, one after another: kernels multiply by each in turn."""
 
     natives: tuple["Groups | GgmlBlocks", ...]
 
@@ -210,7 +230,9 @@ class Segmented:
         return ", ".join(dict.fromkeys(map(str, self.natives)))
 
     def roles(self, executor: Executor) -> tuple[Role, ...]:
-        return ("projection", "exact") if executor == "compiled" else ()
+        if executor == "compiled":
+            return ("projection", "exact")
+        return ("projection",) if executor == "triton" else ()
 
     @property
     def kind(self) -> tuple[Any, ...]:

@@ -95,7 +95,7 @@ METHOD = Method(
     groups=_groups,
     table=(
         ("quark, fp8 and mxfp8", "per matrix, output or 32 inputs; activations unquantized", "dequantized"),
-        ("quark, mxfp4", "activations unquantized", "8 bits in groups of 32, the same numbers"),
+        ("quark, mxfp4", "activations unquantized", "its own blocks"),
         ("quark, int8", "per output; activations as with all integers", "8 bits"),
     ),
 )

@@ -672,6 +672,8 @@ def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     rest = routes.pairs, routes.tiles, k, routes.rows, bias, scales
     if (one := stack.integers) is not None:
         y = multiply_experts(one, run[op.x], *rest)
+    elif stack.blocks is not None:
+        y = stack.blocks.multiply_experts(run[op.x], *rest)
     elif stack.fp8 is not None:
         products = run.model.fp8
         assert products is not None, "fp8 weights need kernels that multiply by them"

@@ -18,20 +18,23 @@ from engine.weights.fused import NativeWeight
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import QuantizedWeights
 from engine.weights.slot import Slots, fill, fused, slots, stored_dtype
+from kernels.block_weights import PlaneWeight, SegmentedWeight, pack_blocks
 from kernels.cpu.memory import Arena
 from kernels.cpu.packing import Packed, Segments
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
 from kernels.e4m3 import Rounded, Rounding
 from kernels.fp8 import Fp8Experts, Fp8Products, Fp8Weight
+from kernels.ggml_blocks import BlockWeight
 from kernels.integer_matmul import MIDDLE
 from kernels.integers import IntegerWeight, pack_integers
 from kernels.linear import linear, linear_fp32, matmul, pack
 from kernels.quantisation import Int4Weight, Int8Weight
 
 Read = Callable[[str], Tensor]
-Weight = Tensor | Packed | Segments | Fp8Weight | IntegerWeight  # a packed matrix
-OnDevice = Tensor | Fp8Weight | IntegerWeight  # as torch and Triton multiply by it
+Unrounded = IntegerWeight | PlaneWeight | SegmentedWeight  # packed, multiplied by Triton kernels
+OnDevice = Tensor | Fp8Weight | Unrounded  # as torch and Triton multiply by it
+Weight = OnDevice | Packed | Segments  # a packed matrix
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,13 @@ class Target:
             assert self.fp8 is not None, "fp8 weights need kernels that multiply by them"
             return self.fp8.multiply(x, weight, bias, self.dtype)
         assert isinstance(x, Tensor), "rows are quantized only for fp8 weights"
-        if isinstance(weight, IntegerWeight):
+        if isinstance(weight, Unrounded):
             return weight.multiply(x, bias, self.dtype, by_size=not self.invariant)
         return matmul(x, weight, bias) if self.invariant else linear(x, weight, bias)
 
-    def multiply_fp32(self, x: Tensor, weight: Tensor | IntegerWeight, bias: Tensor | None = None) -> Tensor:
+    def multiply_fp32(self, x: Tensor, weight: Tensor | Unrounded, bias: Tensor | None = None) -> Tensor:
         """Return [rows, outputs] in fp32."""
-        if isinstance(weight, IntegerWeight):
+        if isinstance(weight, Unrounded):
             return weight.multiply(x, bias, torch.float32, by_size=not self.invariant)
         return matmul(x, weight, bias, torch.float32) if self.invariant else linear_fp32(x, weight, bias)
 
@@ -78,7 +81,7 @@ class Target:
     def executor(self) -> Executor:
         return "compiled" if self.team is not None else "torch" if self.fp8 is None else "triton"
 
-    def native(self, path: str, matrix: Slots, role: Role) -> Packed | Segments | Fp8Weight | IntegerWeight | None:
+    def native(self, path: str, matrix: Slots, role: Role) -> Packed | Segments | Fp8Weight | Unrounded | None:
         """Return the matrix of these sources if kernels multiply by the checkpoint's numbers, else None."""
         found: NativeWeight | tuple[NativeWeight, ...] | None = None
         if self.quantized is not None:
@@ -86,11 +89,18 @@ class Target:
         if found is None or isinstance(found, Fp8Weight):
             return found
         if self.team is None:
-            assert isinstance(found, Int4Weight | Int8Weight), "only compiled kernels multiply by blocks of ggml"
-            return pack_integers(found, self.device)
+            if isinstance(found, tuple):
+                return SegmentedWeight(tuple(self._unrounded(one) for one in found))
+            return self._unrounded(found)
         if isinstance(found, tuple):
             return Segments(tuple(self._packed_native(one, self.team) for one in found))
         return self._packed_native(found, self.team)
+
+    def _unrounded(self, weight: NativeWeight) -> IntegerWeight | PlaneWeight:
+        assert not isinstance(weight, Fp8Weight), "fp8 is not packed"
+        if isinstance(weight, BlockWeight):
+            return pack_blocks(weight, self.device)
+        return pack_integers(weight, self.device)
 
     def _packed_native(self, weight: NativeWeight, team: Team) -> Packed:
         assert not isinstance(weight, Fp8Weight), "compiled kernels have no products of fp8"
@@ -147,6 +157,7 @@ class ExpertStack:
     whole: Tensor | None = None
     integers: IntegerWeight | None = None
     """The packed matrices instead: each tensor has the experts along its first axis."""
+    blocks: PlaneWeight | None = None  # the matrices in blocks of ggml instead
     fp8: Fp8Experts | None = None
     biases: Tensor | None = None
 
@@ -165,6 +176,15 @@ class ExpertStack:
         if self.fp8 is None:
             self.fp8 = Fp8Experts.empty(self._count, matrix)
         placed = self.fp8.put(number, matrix)
+        if placed is None:
+            raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
+        return placed
+
+    def put_blocks(self, number: int, matrix: PlaneWeight) -> PlaneWeight:
+        """Store a matrix in blocks of ggml, see `put`."""
+        if self.blocks is None:
+            self.blocks = matrix.empty_stack(self._count)
+        placed = self.blocks.put(number, matrix)
         if placed is None:
             raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
         return placed
@@ -276,8 +296,10 @@ class LinearLayer:
             self.weight = fill(memory, read, self.path, "weight", self.slots)
         elif isinstance(packed, Fp8Weight):
             self.weight = place.stack.put_fp8(place.number, packed)
+        elif isinstance(packed, PlaneWeight):
+            self.weight = place.stack.put_blocks(place.number, packed)
         else:
-            assert isinstance(packed, IntegerWeight), "experts are stacked plain, in fp8 or in integers"
+            assert isinstance(packed, IntegerWeight), "experts are stacked plain, in fp8, in integers or in blocks"
             self.weight = place.stack.put(place.number, packed)
         if self.part.bias:
             memory = place.stack.place_bias(place.number, self.slots, target)

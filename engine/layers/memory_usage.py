@@ -35,6 +35,7 @@ from engine.layers.pooler import PoolerLayer
 from engine.layers.towers import Towers
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import Matrix, Program
+from kernels.block_weights import PlaneWeight, SegmentedWeight
 from kernels.cpu.packing import Packed, Segments
 from kernels.fp8 import Fp8Weight
 from kernels.integers import IntegerWeight
@@ -166,7 +167,7 @@ def _pieces(weight: Weight, bias: Tensor | None) -> Iterator[Tensor]:
             whole = weight.data, weight.order
         case Segments():
             whole = tuple(one.data for one in weight.pieces)
-        case Fp8Weight() | IntegerWeight():
+        case Fp8Weight() | IntegerWeight() | PlaneWeight() | SegmentedWeight():
             whole = weight.tensors
         case Tensor():
             whole = (weight,)

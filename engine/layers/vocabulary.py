@@ -11,6 +11,7 @@ from engine.layers.linear import Read, Target
 from engine.models.parts import Embedding, Head, LayerInputs, Lookup, Model
 from engine.models.sources import join
 from engine.weights.slot import Slot, Slots
+from kernels.block_weights import PlaneWeight, SegmentedWeight
 from kernels.cpu.packing import Packed, Segments, restore_blocks
 from kernels.embedding import embedding
 from kernels.fp8 import Fp8Weight
@@ -30,10 +31,10 @@ class Vocabulary:
     """
 
     table: Tensor  # [rows, hidden], or the bytes of `blocks`
-    blocks: BlockWeight | None = None  # the table in blocks: of ggml for compiled kernels, or quantized at load
+    blocks: BlockWeight | None = None  # the table in blocks, of the checkpoint or quantized at load
     positions: Tensor | None = None  # [positions, hidden]
     segments: Tensor | None = None  # [segments, hidden]
-    head: Tensor | Packed | IntegerWeight | None = None  # [rows, hidden], packed; None: a pooling model
+    head: Tensor | Packed | IntegerWeight | PlaneWeight | None = None  # [rows, hidden], packed; None: a pooling model
     target: Target  # for which the head was packed
     bias: Tensor | None = None
 
@@ -55,13 +56,13 @@ class Vocabulary:
             return
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
         path = self.name.removesuffix(".weight")
-        if target.team is not None and target.quantized is not None and not self.part.is_sum:
+        looked_up = slice(None) if target.team is not None else mine
+        if target.quantized is not None and not self.part.is_sum:
             self.blocks = target.quantized.block_table(path, target.executor)
         if self.blocks is not None:
-            self.table = self.blocks.blocks
+            self.table = self.blocks.blocks[looked_up].to(target.device)
             self._load_added(read, target)
             return
-        looked_up = slice(None) if target.team is not None else mine
         rows = read(self.name)[looked_up]
         if target.embedding == "int6":
             _check_blocks(self.part.row_width)
@@ -105,7 +106,9 @@ class Vocabulary:
             source = torch.nn.functional.normalize(source.float()).to(source.dtype) if out.unit_rows else source
             made = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
             packed = made
-        assert not isinstance(packed, Fp8Weight | Segments), "the head has one source, and is never in fp8"
+        assert not isinstance(packed, Fp8Weight | Segments | SegmentedWeight), (
+            "the head has one source, and is never in fp8"
+        )
         self.head = packed
         if out.bias or out.added:
             row = read(out.added or f"{out.name}.bias").flatten()
@@ -171,7 +174,9 @@ class Vocabulary:
 
     def own_products(self, hidden: Tensor) -> Tensor:
         """Return the columns of `products` that this rank computes, from `first` on."""
-        assert isinstance(self.head, Tensor | IntegerWeight), "a compiled model multiplies by packed weights itself"
+        assert isinstance(self.head, Tensor | IntegerWeight | PlaneWeight), (
+            "a compiled model multiplies by packed weights itself"
+        )
         return self.target.multiply_fp32(hidden, self.head, self.bias)
 
     def joined(self, y: Tensor) -> Tensor:

@@ -343,7 +343,8 @@ class _Footprint:
             mapped = in_file and not copied
             type = _spelled(kept)
             if isinstance(blocks, GgmlBlocks):
-                type, factors, mapped = blocks.type, (embed.vocab, row_bytes(blocks.type, embed.row_width)), True
+                type, factors = blocks.type, (looked_up, row_bytes(blocks.type, embed.row_width))
+                mapped = to.device == "cpu"
                 temporary = 0
             elif to.embedding == "int6":
                 type, factors, mapped = "int6", (looked_up, row_bytes("INT6", embed.row_width)), False

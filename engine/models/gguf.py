@@ -84,7 +84,7 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
     are not plain. Raises CheckpointError."""
     found = read_gguf(file)
     kind = str(found.require("general.architecture"))
-    if KINDS.get(architecture) != kind:
+    if kind not in FAMILIES or architecture not in FAMILIES[kind].architectures:
         raise CheckpointError(
             f"{file}: the architecture is {kind!r}, but config.json declares {architecture}; supported from GGUF are "
             f"{', '.join(KINDS)}"
@@ -169,7 +169,7 @@ def _names(file: Path, kind: str, layers: int) -> Callable[[str], str]:
 
     def name_of(name: str) -> str:
         if (bare := known.get_name(name)) is not None:  # without .weight: A and D of a recurrence
-            return bare
+            return f"{bare}.bias" if bare.endswith("exp_probs_b") else bare
         name = _DT_BIAS.sub(".dt_proj.bias", name)
         path, _, last = name.rpartition(".")
         if last not in ("weight", "bias"):  # a number for each head or expert

@@ -51,6 +51,11 @@ class Keys:
             raise CheckpointError(f"{self.file.path}: {name} is {found!r}; it must be a number above 0")
         return found
 
+    def largest(self, key: str) -> Any:
+        """Return a number above 0, or the largest one of a list with one for each layer."""
+        found = self.get(key)
+        return max(found) if isinstance(found, tuple) and max(found) > 0 else self.positive(key)
+
     def tensor(self, name: str) -> GgufTensor | None:
         return next((one for one in self.file.tensors if one.name == name), None)
 
@@ -128,7 +133,7 @@ def shared(keys: Keys, family: Family) -> Settings:
         }
     return {
         "hidden_size": keys.positive("embedding_length"),
-        "intermediate_size": keys.positive("feed_forward_length"),
+        "intermediate_size": keys.largest("feed_forward_length"),
         "max_position_embeddings": keys.positive("context_length"),
         "num_attention_heads": keys.heads,
         "num_hidden_layers": keys.layers,
@@ -291,6 +296,31 @@ def _lfm2(keys: Keys) -> Settings:
     }
 
 
+def _lfm2_moe(keys: Keys) -> Settings:
+    return {
+        **_lfm2(keys),
+        "num_experts": keys.positive("expert_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+        "moe_intermediate_size": keys.positive("expert_feed_forward_length"),
+        "num_dense_layers": keys.get("leading_dense_block_count", 0),
+        "use_expert_bias": keys.has_in_layer("exp_probs_b.bias"),
+    }
+
+
+def _phimoe(keys: Keys) -> Settings:
+    return {
+        **_phi3(keys),
+        "num_local_experts": keys.positive("expert_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+        "attention_bias": keys.has_in_layer("attn_q.bias"),
+        "lm_head_bias": keys.has("output.bias"),
+    }
+
+
+def _hunyuan_moe(keys: Keys) -> Settings:
+    return {"num_experts": keys.positive("expert_count"), "moe_topk": keys.positive("expert_used_count")}
+
+
 def _olmo(keys: Keys) -> Settings:
     if not keys.get("attention.sliding_window"):
         return {}
@@ -439,6 +469,49 @@ def _granite_hybrid(keys: Keys) -> Settings:
         "shared_intermediate_size": keys.get("expert_shared_feed_forward_length", keys.get("feed_forward_length")),
         "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", True) else "nope",
     }
+
+
+def _falcon_h1(keys: Keys) -> Settings:
+    """The converter multiplies all multipliers into the weights."""
+    inner, heads = keys.positive("ssm.inner_size"), keys.positive("ssm.time_step_rank")
+    return {
+        **_mixer(keys, "mamba_"),
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": keys.positive("ssm.group_count"),
+        "mamba_rms_norm": keys.has_in_layer("ssm_norm.weight"),
+        "mlp_bias": keys.has_in_layer("ffn_up.bias"),
+        "projectors_bias": keys.has_in_layer("ssm_in.bias"),
+    }
+
+
+def _nemotron_h(keys: Keys) -> Settings:
+    inner, heads = keys.positive("ssm.inner_size"), keys.positive("ssm.time_step_rank")
+    found = {
+        "layers_block_type": [_nemotron_h_layer(keys, layer) for layer in range(keys.layers)],
+        "conv_kernel": keys.positive("ssm.conv_kernel"),
+        "mamba_head_dim": inner // heads,
+        "mamba_num_heads": heads,
+        "mamba_proj_bias": keys.has_in_layer("ssm_in.bias"),
+        "n_groups": keys.positive("ssm.group_count"),
+        "ssm_state_size": keys.positive("ssm.state_size"),
+        "use_conv_bias": keys.has_in_layer("ssm_conv1d.bias"),
+        "mlp_bias": keys.has_in_layer("ffn_up.bias"),
+    }
+    if not keys.get("expert_count"):
+        return found
+    return {
+        **found,
+        **_experts(keys),
+        "n_routed_experts": keys.positive("expert_count"),
+        "moe_shared_expert_intermediate_size": keys.positive("expert_shared_feed_forward_length"),
+    }
+
+
+def _nemotron_h_layer(keys: Keys, layer: int) -> str:
+    kinds = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_gate_inp": "moe"}
+    return next((kind for name, kind in kinds.items() if keys.has(f"blk.{layer}.{name}.weight")), "mlp")
 
 
 def _qwen3_next(keys: Keys) -> Settings:
@@ -618,12 +691,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "exaone-moe": Family(("ExaoneMoeForCausalLM",), _exaone_moe),
         "hunyuan-dense": Family(("HunYuanDenseV1ForCausalLM",)),
         "lfm2": Family(("Lfm2ForCausalLM",), _lfm2),
+        "lfm2moe": Family(("Lfm2MoeForCausalLM",), _lfm2_moe),
+        "hunyuan-moe": Family(("HunYuanMoEV1ForCausalLM",), _hunyuan_moe),
+        "phimoe": Family(("PhimoeForCausalLM", "PhiMoEForCausalLM"), _phimoe),
         "mamba": Family(
             ("MambaForCausalLM", "FalconMambaForCausalLM"), _mamba, norm="layer_norm_epsilon", has_attention=False
         ),
         "mamba2": Family(("Mamba2ForCausalLM",), _mamba2, norm="layer_norm_epsilon", has_attention=False),
         "jamba": Family(("JambaForCausalLM",), _jamba),
         "granitehybrid": Family(("GraniteMoeHybridForCausalLM",), _granite_hybrid, permuted=True),
+        "falcon-h1": Family(("FalconH1ForCausalLM",), _falcon_h1),
+        "nemotron_h": Family(("NemotronHForCausalLM",), _nemotron_h, norm="layer_norm_epsilon"),
+        "nemotron_h_moe": Family(("NemotronHForCausalLM",), _nemotron_h, norm="layer_norm_epsilon"),
         "qwen3next": Family(("Qwen3NextForCausalLM",), _qwen3_next),
         "internlm2": Family(
             ("InternLM2ForCausalLM",), lambda keys: {"bias": keys.has_in_layer("attn_q.bias")}, permuted=True

@@ -12,7 +12,7 @@ from engine.api.config import EngineConfig
 from engine.api.messages import Pooling, PoolingTask, Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.formats.load_time import load_formats
-from engine.formats.native import E4M3, Groups
+from engine.formats.native import E4M3, GgmlBlocks, Groups
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import Model, has_experts
@@ -33,13 +33,13 @@ def warm(checkpoint: Checkpoint, layout: Layout, config: EngineConfig, *, compil
 
 
 def _by_size(checkpoint: Checkpoint, config: EngineConfig) -> bool:
-    """Return whether the kernels of products depend on the number of rows: those of packed integers, fp8 and
-    batch-invariant products."""
+    """Return whether the kernels of products depend on the number of rows: those of packed integers, blocks,
+    fp8 and batch-invariant products."""
     formats = () if checkpoint.quantization is None else checkpoint.quantization.formats.values()
     integers = load_formats("compiled")
     at_load = config.quantization.weights in integers or config.quantization.head in integers
     own = at_load or config.hardware.batch_invariant or config.quantization.weights == "fp8"
-    return own or any(isinstance(one.on("triton"), Groups | E4M3) for one in formats)
+    return own or any(isinstance(one.on("triton"), Groups | E4M3 | GgmlBlocks) for one in formats)
 
 
 def warm_steps(

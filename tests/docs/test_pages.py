@@ -39,6 +39,21 @@ def test_tested_models_name_tests_that_exist():
     assert names and not [one for one in names if f"def {one[1]}(" not in (ROOT / one[0]).read_text()]
 
 
+def test_page_of_quantization_formats_is_what_was_recorded():
+    tool = runpy.run_path(str(ROOT / "tools" / "quantization_page.py"))
+    page = tool["quantization_page"]()
+    assert (ROOT / "docs" / "quantization-formats.md").read_text() == page, "run python -m tools.quantization_page"
+
+
+def test_every_format_of_the_tests_is_recorded():
+    from tests.engine.layers.test_format_cells import ROWS
+
+    recorded = runpy.run_path(str(ROOT / "tools" / "quantization_page.py"))["read_formats"]()
+    assert {*recorded} == {*ROWS}
+    test = "tests/engine/layers/test_format_cells.py::test_format_is_served_by_every_executor"
+    assert {cells["test"] for cells in recorded.values()} == {f"{test}[{name}]" for name in ROWS}
+
+
 @pytest.mark.parametrize(
     ("change", "found"),
     [

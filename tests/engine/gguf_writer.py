@@ -21,6 +21,7 @@ PERMUTED = (
     *("llama", "granite", "granitemoe", "granitehybrid", "arcee", "minicpm", "smollm3", "mistral3"),
     *("olmo", "internlm2"),
 )
+MAMBA_2 = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 PLAIN: Mapping[str, Type] = {}
 SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,)}  # places of float16 numbers in a block
 SCALES |= dict.fromkeys((Type.Q4_K, Type.Q5_K, Type.Q4_1, Type.Q5_1), (0, 2))
@@ -153,7 +154,11 @@ def _tensors(model: Any, kind: str) -> dict[str, Tensor]:
 
 def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]]:
     """Return the tensors that are written for one tensor, under names that the package knows."""
+    if kind.startswith("nemotron_h"):
+        name = re.sub(r"^model\.", "backbone.", name).replace("e_score_correction_bias", "e_score_correction.bias")
     stem, _, last = name.rpartition(".")
+    if last == "expert_bias":
+        return [(f"{name}.bias", tensor)]
     if (changed := _recurrent(name, tensor, config, kind) or _fused(name, tensor, config, kind)) is not None:
         return changed
     if kind in PERMUTED and re.search(r"\b[qk]_proj\.", name):
@@ -175,11 +180,11 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
     layer = "model.layers." + (name.split(".")[2] if ".layers." in name else "") + ".mlp"
     if ".experts." in name:
         tensor = tensor.transpose(1, 2) if kind == "llama4" else tensor
-        if last == "down_proj":
-            return [(f"{layer}.experts.down_proj.weight", tensor)]
+        if last in ("up_proj", "down_proj"):  # Nemotron-H's have no gate
+            return [(f"{layer}.experts.{last}.weight", tensor)]
         gate, up = tensor.chunk(2, 1)
         return [(f"{layer}.experts.gate_proj.weight", gate), (f"{layer}.experts.up_proj.weight", up)]
-    if "shared_mlp." in name:
+    if "shared_mlp." in name and kind != "hunyuan-moe":
         if stem.endswith("output_linear"):
             return [(f"{layer}.shared_expert.down_proj.weight", tensor)]
         gate, up = tensor.chunk(2)
@@ -193,12 +198,12 @@ def _recurrent(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[
     if name.endswith(".A_log"):
         tensor = -tensor.exp()
     if name.endswith((".A_log", "mixer.D", "mamba.D")):
-        return [(name, tensor.unsqueeze(1) if tensor.ndim == 1 and kind in ("mamba2", "granitehybrid") else tensor)]
+        return [(name, tensor.unsqueeze(1) if tensor.ndim == 1 and kind in MAMBA_2 else tensor)]
     if name.endswith(".dt_bias"):
         return [(name.replace(".dt_bias", ".dt_proj.bias"), tensor)]
     if "conv1d.weight" in name:
         return [(name, tensor.squeeze(1))]
-    if kind in ("mamba2", "granitehybrid") and name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
+    if kind in MAMBA_2 and name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
         groups = getattr(config, "n_groups", None) or config.mamba_n_groups
         return [(name, tensor.view(groups, -1))]
     if name.endswith("linear_attn.norm.weight"):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cells import CELLS, Recorder, Shows
+from tests.cells import CELLS, FORMAT_CELLS, FormatRecorder, Recorder, Shows
+from tools.quantization_page import read_formats, write_formats
 from tools.tested_models_page import read_not_run, read_recording, write_recording
 
 
@@ -44,3 +45,18 @@ def test_fixture_notes_the_architecture_of_the_checkpoint(shows: Shows, request:
     with pytest.raises(ValueError, match="no such columns"):
         shows(tmp_path, "load")
     noted.clear()  # this test is no evidence
+
+
+def test_cells_of_formats_are_recorded_and_others_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "formats.json"
+    write_formats(file, {"old": {"GPU": "int4"}, "new": {"GPU": "dequantized"}})
+    recorder = FormatRecorder(file)
+    for name, passed in (("new", True), ("failed", False)):
+        item: Any = SimpleNamespace(nodeid=name, stash=pytest.Stash())
+        item.stash[FORMAT_CELLS] = (name, {"GPU": "q4_k", "test": name})
+        wrapper = recorder.pytest_runtest_makereport(item, None)  # type: ignore[arg-type]
+        next(wrapper)
+        with pytest.raises(StopIteration):
+            wrapper.send(SimpleNamespace(when="call", passed=passed))
+    recorder.pytest_sessionfinish()
+    assert read_formats(file) == {"old": {"GPU": "int4"}, "new": {"GPU": "q4_k", "test": "new"}}

@@ -89,6 +89,28 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "hunyuan-dense": ("HunYuanDenseV1", {"head_dim": 16}, {}),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
              {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3}),
+    "lfm2moe": ("Lfm2Moe", {k: v for k, v in CHECKPOINTS["lfm2-moe"][1].items() if k not in SIZES} | {
+        "routed_scaling_factor": 1.0}, {
+        "attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "expert_count": 6, "expert_used_count": 3,
+        "expert_feed_forward_length": 22, "leading_dense_block_count": 1}),
+    "hunyuan-moe": ("HunYuanMoEV1", {"head_dim": 16, "num_experts": 5, "moe_topk": 2},
+                    {"expert_count": 5, "expert_used_count": 2}),
+    "phimoe": ("Phimoe", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None,
+                          "attention_bias": True, "lm_head_bias": True},
+               {"expert_count": 5, "expert_used_count": 2, "attention.layer_norm_rms_epsilon": 1e-5}),
+    "falcon-h1": ("FalconH1", {k: v for k, v in CHECKPOINTS["falcon-h1"][1].items() if "multiplier" not in k} | {
+        "mamba_rms_norm": True}, {
+        "ssm.conv_kernel": 4, "ssm.inner_size": 72, "ssm.state_size": 10, "ssm.time_step_rank": 12,
+        "ssm.group_count": 2}),
+    "nemotron_h": ("NemotronH", CHECKPOINTS["nemotron-h"][1], {
+        "feed_forward_length": [0, 66, 0], "attention.head_count_kv": [0, 0, 2], "ssm.conv_kernel": 4,
+        "ssm.inner_size": 96, "ssm.state_size": 10, "ssm.time_step_rank": 12, "ssm.group_count": 3}),
+    "nemotron_h_moe": ("NemotronH", CHECKPOINTS["nemotron-h-moe"][1], {
+        "feed_forward_length": [0, 22, 0], "attention.head_count_kv": [0, 0, 2], "ssm.conv_kernel": 4,
+        "ssm.inner_size": 96, "ssm.state_size": 10, "ssm.time_step_rank": 12, "ssm.group_count": 1,
+        "expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 22,
+        "expert_shared_feed_forward_length": 30, "expert_shared_count": 1, "expert_weights_norm": True,
+        "expert_weights_scale": 1.5, "expert_group_count": 2, "expert_group_used_count": 1}),
     "deepseek2": ("DeepseekV3", {**MLA, **GROUPS, "rope_parameters": MSCALE},
                   {**GROUP_KEYS, "expert_weights_norm": True}),
     "llama4": ("Llama4", {**LLAMA4, "head_dim": 16, "num_hidden_layers": 4, "interleave_moe_layer_step": 2,

@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType as Type
 
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import best
+from kernels.jit import installed
 from tests.engine.gguf_writer import Kind, write_gguf
 from tests.engine.layers.families import CONFIGURATIONS, EAGER, MLA, SIZES
 from tests.engine.layers.test_footprint import compare
@@ -94,6 +95,24 @@ def test_experts_are_multiplied_as_the_file_has_them(name, files, driver, ids):
             if f".layers.{layer}." in str(path) and ".experts." in str(path)
         ]
         assert len(found) == 6 and {*found} == forms
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_keep_the_bits_of_the_file_on_a_gpu(name, files, driver, ids):
+    kinds = [(Type.Q4_K, Type.Q4_K, Type.Q6_K), (Type.Q5_0, Type.Q5_0, Type.IQ4_XS), *EXPERTS[name][:1] * 3]
+    types = {
+        f"blk.{layer}.ffn_{part}_exps.": type
+        for layer, some in enumerate(kinds if name == "qwen3moe" else EXPERTS[name])
+        for part, type in zip(("gate", "up", "down"), some, strict=False)
+    }
+    path, plain = files(name, types)
+    prompt = ids(9, 4)
+    engine = driver(path, kernels="triton")
+    torch.testing.assert_close(engine.run(prompt, 5), driver(plain).run(prompt, 5), atol=1e-4, rtol=0)
+    found = {stack.blocks.kind for stack in engine.model.weights.stacks.values()}
+    assert found == {type.name for type in types.values()}
+    compare(read_checkpoint(path), "triton")
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q6_K, Type.Q8_0])

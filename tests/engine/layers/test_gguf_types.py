@@ -12,9 +12,14 @@ from gguf import GGMLQuantizationType as Type
 from engine.api.errors import CheckpointError
 from engine.formats.ggml import INTEGERS, format_of
 from engine.models.checkpoint import read_checkpoint
+from kernels.block_weights import PlaneWeight, SegmentedWeight
 from kernels.cpu.library import best
+from kernels.integers import IntegerWeight
+from kernels.jit import installed
+from kernels.plane_layout import PLANES
 from tests.engine.layers import test_gguf
-from tests.engine.layers.test_footprint import compare
+from tests.engine.layers.test_footprint import FakeWorld, compare, loaded
+from tests.tiers import thinned
 
 ROWS, INPUTS = 12, 512
 READ = sorted({kind.name for kind in gguf.quants._type_traits} - {"BF16", "F16", "F32"})
@@ -83,21 +88,23 @@ def test_rows_of_heads_are_permuted_with_their_scales():
         assert torch.equal(turned.dequantize(matrix), want)
 
 
-def file(folder, kind, monkeypatch, **more):
+def file(folder, kind, monkeypatch, part="proj", **more):
     """A Llama whose matrices have drawn bytes of a type that the package does not write."""
     sizes = GGML_QUANT_SIZES[Type[kind]]
-    scale = np.array([3e-4, 1e-4] if kind == "Q4_K" else [3e-4], np.float16).view(np.uint8)
+    scale = np.array([3e-4, 1e-4] if kind in ("Q4_K", "Q5_K", "Q4_1", "Q5_1") else [3e-4], np.float16).view(np.uint8)
     scale = np.array([115], np.uint8) if kind == "MXFP4" else scale
+    at = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}.get(kind, 0)
+    scale = np.tile(scale, 2) if kind == "Q2_K" else scale
 
     def drawn(values, _):
         shape = values.shape
         draw = np.random.default_rng(shape[0])
         blocks = draw.integers(0, 256, (shape[0], shape[1] // sizes[0], sizes[1]), dtype=np.uint8)
-        blocks[:, :, : len(scale)] = scale
+        blocks[:, :, at : at + len(scale)] = scale
         return blocks.reshape(shape[0], -1)
 
     monkeypatch.setattr(test_gguf, "quantize", drawn)
-    return test_gguf.write(folder, {"proj": Type[kind]}, **more)
+    return test_gguf.write(folder, {part: Type[kind]}, **more)
 
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
@@ -135,6 +142,49 @@ def test_sources_of_several_types_are_multiplied_one_after_another(tmp_path, dri
     run = partial(driver, folder, kernels=best())
     for got in on_ranks(2, lambda world: run(world=world).run(prompt, 5), best()):
         assert test_gguf.near(got, want)
+
+
+TRITON = pytest.mark.skipif(not installed(), reason="Triton is not installed")
+
+
+@TRITON
+@pytest.mark.parametrize("kind", thinned(PLANES, ["Q2_K", "Q5_0", "Q6_K", "IQ4_XS", "MXFP4"]))
+def test_triton_kernels_multiply_by_the_bits_of_the_blocks(kind, tmp_path, monkeypatch, driver, ids):
+    folder, prompt = file(tmp_path / "m", kind, monkeypatch, "", **WIDE), ids(9, 1)
+    wanted = test_gguf.want(folder, prompt, "Llama", WIDE)
+    engine = driver(folder, kernels="triton")
+    assert equal(engine.run(prompt, 5), wanted)
+    matrices = [engine.model.vocabulary.head, *(layer.weight for layer in test_gguf.linears(engine))]
+    assert all(isinstance(one, PlaneWeight) and one.kind == kind for one in matrices)
+    assert engine.model.vocabulary.blocks.kind == kind
+    compare(read_checkpoint(folder), "triton")
+
+
+@TRITON
+def test_ranks_have_their_share_of_the_planes(tmp_path, monkeypatch, driver):
+    checkpoint = read_checkpoint(file(tmp_path / "m", "Q5_1", monkeypatch, "", **WIDE))
+    whole = loaded(checkpoint, "torch")
+    for rank in range(2):
+        compare(checkpoint, "triton", world=FakeWorld(rank, 2))
+        model = loaded(checkpoint, "triton", world=FakeWorld(rank, 2))
+        own, every = (one.weights.by_name["model.layers.1.mlp.down_proj"].weight for one in (model, whole))
+        assert torch.equal(own.restored(), every[:, 256 * rank : 256 * (rank + 1)])
+        head = slice(rank * len(whole.vocabulary.head) // 2, (rank + 1) * len(whole.vocabulary.head) // 2)
+        assert torch.equal(model.vocabulary.head.restored(), whole.vocabulary.head[head])
+        first = model.vocabulary._rows(torch.tensor([0, 1]), torch.float32)
+        assert torch.equal(first, whole.vocabulary._rows(torch.tensor([head.start, head.start + 1]), torch.float32))
+
+
+@TRITON
+def test_sources_of_several_types_are_multiplied_one_after_another_on_a_gpu(tmp_path, driver, ids):
+    types = {"k_proj": Type.Q8_0, "up_proj": Type.Q5_1, "embed": Type.Q4_1, "lm_head": Type.Q6_K, "proj": Type.Q5_0}
+    folder, prompt = test_gguf.write(tmp_path / "n", types, attention_bias=True, **WIDE), ids(9, 1)
+    compare(read_checkpoint(folder), "triton")
+    engine, wanted = driver(folder, kernels="triton"), driver(folder).run(prompt, 5)
+    assert equal(engine.run(prompt, 5), wanted)
+    fused = test_gguf.linears(engine)[0].weight
+    assert isinstance(fused, SegmentedWeight)
+    assert [type(piece) for piece in fused.pieces] == [PlaneWeight, IntegerWeight, PlaneWeight]
 
 
 def test_ranks_divide_blocks_nowhere(tmp_path, monkeypatch, driver, on_ranks):

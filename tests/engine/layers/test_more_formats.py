@@ -62,12 +62,16 @@ def own(tmp_path):
 def experts(written, kind):
     """A mixture of experts. The router stays plain, as its format lists it."""
     made = written(kind, "Qwen3Moe", **EXPERTS)
-    settings = KINDS[kind].settings
-    key = next((key for key in SKIPS if key in settings), SKIPS[0])
-    router = {"compressed-tensors": "re:.*mlp.gate$", "modelopt": "*.mlp.gate", "quark": "*.mlp.gate"}
-    listed = [*settings.get(key, []), router.get(settings["quant_method"], "mlp.gate")]
-    made.configure(**{"modules_to_not_convert": [], key: listed})
+    plain_router(made, KINDS[kind])
     return made
+
+
+def plain_router(made, kind):
+    """Exempt the router from quantization in the settings, under the key of the method."""
+    key = next((key for key in SKIPS if key in kind.settings), SKIPS[0])
+    router = {"compressed-tensors": "re:.*mlp.gate$", "modelopt": "*.mlp.gate", "quark": "*.mlp.gate"}
+    listed = [*kind.settings.get(key, []), router.get(kind.settings["quant_method"], "mlp.gate")]
+    made.configure(**{"modules_to_not_convert": [], key: listed})
 
 
 def equal(got, want):
