@@ -119,14 +119,14 @@ def _layer_members(archive: Path) -> Iterator[Member]:
 
 
 def _tar_file(raw: Any) -> Iterator[Member]:
-    file = _LimitedReader(raw)
-    file.restrict(MAX_HEADER)
-    with tarfile.open(fileobj=file, mode="r:") as opened:
-        while part := opened.next():
-            file.lift()
-            yield _tar_member(opened, part)
-            file.restrict(MAX_HEADER)
-        _read_end(opened, file)
+    with _LimitedReader(raw) as file:
+        file.restrict(MAX_HEADER)
+        with tarfile.open(fileobj=file, mode="r:") as opened:
+            while part := opened.next():
+                file.lift()
+                yield _tar_member(opened, part)
+                file.restrict(MAX_HEADER)
+            _read_end(opened, file)
 
 
 def _tar_member(opened: tarfile.TarFile, part: tarfile.TarInfo) -> Member:
