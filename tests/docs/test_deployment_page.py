@@ -12,7 +12,7 @@ from appliance.cli.main import main
 from tests.appliance.deployment.manifests import PLATFORM, write_demo
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
-BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 # Programs that need an account, a cluster or root; their files are checked.
 OTHERS = ("helm", "kubectl", "aws", "curl", "az", "install", "systemctl")
 

@@ -144,10 +144,10 @@ def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeyp
     read: list[tuple[int, ...]] = []
     execute = reference.execute
 
-    def counted(ops, run, unused):
+    def counted(ops, run, *more):
         if not ops[0].weight.own_tokens:  # of the encoder
             read.append(run.step.count)
-        return execute(ops, run, unused)
+        return execute(ops, run, *more)
 
     monkeypatch.setattr(reference, "execute", counted)
     with LLM(bart.path, **SMALL, kernels="torch") as llm:
