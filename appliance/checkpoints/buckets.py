@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 import msgspec
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 
 from appliance.checkpoints.bucket_clients import ACCESS_HINTS, OPEN, bucket_region
 from appliance.checkpoints.cache_directory import CacheDirectory
@@ -23,9 +29,13 @@ from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, Restart
 BLOCK = 1 << 16  # received bytes of an unfinished block are lost with the connection
 _STATUS = re.compile(r"(?:status code: |status: |\()(\d{3})\b")
 _WRONG_REGION = "incorrectly configured region"
-_NO_IDENTITY = re.compile(
-    r"169\.254\.|fd00:ec2|metadata\.google\.internal|No credentials|service account", re.IGNORECASE
+# Requests for credentials: to a metadata service or a container's agent, and all that are not a GET.
+_IDENTITY = re.compile(
+    r"169\.254\.|fd00:ec2|metadata\.google\.internal|security-credentials|performing (POST|PUT) |token request|"
+    r"token file|No credentials|service account",
+    re.IGNORECASE,
 )
+_NO_ACCOUNT = "Account must be specified"
 
 T = TypeVar("T")
 
@@ -112,18 +122,28 @@ class BucketFolder:
                 if self.kind != "s3" or _WRONG_REGION not in str(error):
                     raise
                 region = bucket_region(self.bucket, self.environ, self.stall_s)
-                self.__dict__["_client"] = OPEN["s3"](self.bucket, self.environ, self.stall_s, region)
+                self.__dict__["_client"] = self._open(region)
                 return send(self._client)
         except (BaseError, OSError, ValueError) as error:
             raise self._translate(error, what) from error
 
     @cached_property
     def _client(self) -> Any:
-        return OPEN[self.kind](self.bucket, self.environ, self.stall_s, self.account)
+        return self._open(self.account)
+
+    def _open(self, place: str) -> Any:
+        try:
+            return OPEN[self.kind](self.bucket, self.environ, self.stall_s, place)
+        except (BaseError, OSError, ValueError) as error:
+            text = str(error).partition("\n")[0].strip(" :")
+            fix = ACCESS_HINTS[self.kind]
+            if _NO_ACCOUNT in text:
+                fix = "set AZURE_STORAGE_ACCOUNT_NAME, or model.source.az.account"
+            raise SourceError(f"{self.shown}: {text}; {fix}") from error
 
     def _translate(self, error: Exception, what: str) -> SourceError:
         """Translate an error of obstore to ours."""
-        text = str(error).partition("\n")[0].strip()
+        text = str(error).partition("\n")[0].strip(" :")
         if isinstance(error, PreconditionError):
             return RestartFile(f"{what}: the object changed while it was read")
         found = _STATUS.search(text)
@@ -131,6 +151,10 @@ class BucketFolder:
         if status == 416:
             return RestartFile(f"{what}: the object changed while it was read")
         hint = f"; {ACCESS_HINTS[self.kind]}"
+        if _IDENTITY.search(text):
+            return SourceError(f"{what}: no credentials: {text}{hint}", transient=not status or status in TRANSIENT)
+        if isinstance(error, InvalidPathError):
+            return SourceError(f"{what}: {text}; rename or move the object")
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
             return SourceError(f"{what}: the store answered {status or 403}{hint}")
         if status and status not in TRANSIENT:
@@ -139,7 +163,7 @@ class BucketFolder:
             return SourceError(f"{what}: the store answered {status}", transient=True)
         if "kind: Timeout" in str(error):
             return SourceError(f"{what}: no data for {self.stall_s:g} s", transient=True)
-        return SourceError(f"{what}: {text}{hint if _NO_IDENTITY.search(text) else ''}", transient=True)
+        return SourceError(f"{what}: {text}", transient=not isinstance(error, ValueError))  # ValueError: a wrong prefix
 
 
 def _quoted(tag: str) -> str:
