@@ -7,6 +7,7 @@ Every check that needs no file system is made here: names, kinds, declared sizes
 import errno
 import gzip
 import io
+import itertools
 import os
 import stat
 import struct
@@ -111,6 +112,9 @@ def _tar_members(archive: Path) -> Iterator[Member]:
 
 
 def _layer_members(archive: Path) -> Iterator[Member]:
+    # Headers of the layout have the same bounds as those of its layers.
+    if sum(1 for _ in itertools.islice(_tar_members(archive), MAX_MEMBERS + 1)) > MAX_MEMBERS:
+        raise ArchiveError(f"has more than {MAX_MEMBERS:,} members, the maximum")
     try:
         for layer in open_layers(archive):
             yield from _tar_file(layer)
@@ -119,14 +123,14 @@ def _layer_members(archive: Path) -> Iterator[Member]:
 
 
 def _tar_file(raw: Any) -> Iterator[Member]:
-    file = _LimitedReader(raw)
-    file.restrict(MAX_HEADER)
-    with tarfile.open(fileobj=file, mode="r:") as opened:
-        while part := opened.next():
-            file.lift()
-            yield _tar_member(opened, part)
-            file.restrict(MAX_HEADER)
-        _read_end(opened, file)
+    with _LimitedReader(raw) as file:
+        file.restrict(MAX_HEADER)
+        with tarfile.open(fileobj=file, mode="r:") as opened:
+            while part := opened.next():
+                file.lift()
+                yield _tar_member(opened, part)
+                file.restrict(MAX_HEADER)
+            _read_end(opened, file)
 
 
 def _tar_member(opened: tarfile.TarFile, part: tarfile.TarInfo) -> Member:
