@@ -35,6 +35,7 @@ _IDENTITY = re.compile(
     r"token file|No credentials|service account",
     re.IGNORECASE,
 )
+_SYSTEM = re.compile(r'^ *(?:message|error): "([^"\n]+)"', re.MULTILINE)
 _NO_ACCOUNT = "Account must be specified"
 
 T = TypeVar("T")
@@ -151,8 +152,10 @@ class BucketFolder:
         if status == 416:
             return RestartFile(f"{what}: the object changed while it was read")
         hint = f"; {ACCESS_HINTS[self.kind]}"
+        cause = _cause(error)
         if _IDENTITY.search(text):
-            return SourceError(f"{what}: no credentials: {text}{hint}", transient=not status or status in TRANSIENT)
+            passing = not status or status in TRANSIENT
+            return SourceError(f"{what}: no credentials: {text}{cause}{hint}", transient=passing)
         if isinstance(error, InvalidPathError):
             return SourceError(f"{what}: {text}; rename or move the object")
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
@@ -163,7 +166,15 @@ class BucketFolder:
             return SourceError(f"{what}: the store answered {status}", transient=True)
         if "kind: Timeout" in str(error):
             return SourceError(f"{what}: no data for {self.stall_s:g} s", transient=True)
-        return SourceError(f"{what}: {text}", transient=not isinstance(error, ValueError))  # ValueError: a wrong prefix
+        return SourceError(f"{what}: {text}{cause}", transient=not isinstance(error, ValueError))  # a wrong prefix
+
+
+def _cause(error: Exception) -> str:
+    """Return the reason of the system, which obstore has only in the details after the first line."""
+    if "InvalidCertificate" in str(error):
+        return ": its certificate is not trusted; SSL_CERT_FILE may name a file with that of its authority"
+    found = _SYSTEM.findall(str(error))
+    return f": {found[-1]}" if found else ""
 
 
 def _quoted(tag: str) -> str:

@@ -191,6 +191,7 @@ def test_a_local_archive_is_unpacked_once_and_again_when_it_changes(name: str, t
     (tmp_path / name).write_bytes(LOCAL[name])
     folder = download_checkpoint(local(tmp_path / name), Policy(offline=True), {}, lambda _: None)
     assert (folder / "config.json").read_bytes() == b"{}" and (tmp_path / name).exists()
+    assert local(tmp_path / name).store({}).name == "m"
     (folder / "seen").touch()
     assert (
         download_checkpoint(local(tmp_path / name), QUICK, {}, lambda _: None) == folder and (folder / "seen").exists()
@@ -208,6 +209,7 @@ def test_a_local_archive_is_unpacked_once_and_again_when_it_changes(name: str, t
         ("m.oci.tar", as_bundle([b""], "tar+gzip"), "has a compressed layer"),
         ("m.oci.tar", as_bundle([tar({"../x": b""}, "w:")]), "points outside the folder"),
         ("m.oci.tar", as_bundle([]), "m.oci.tar: has no layer"),
+        ("m.tar", as_bundle([b""]), "is an OCI image; its name must end with .oci.tar"),
         ("m.oci.tar", tar({"index.json": b'{"manifests": 5}'}, "w:"), r"index.json: Expected `array`, got `int`"),
         (
             "m.oci.tar",

@@ -353,6 +353,14 @@ def test_settings_of_a_store_that_cannot_work_are_refused_at_once(
     assert not caught.value.transient
 
 
+def test_an_unreachable_store_is_reported_with_the_reason_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SourceError, match="Connection refused$") as caught:
+        attempt("gs", tmp_path, monkeypatch, STORAGE_EMULATOR_HOST="http://127.0.0.1:1")
+    assert caught.value.transient
+
+
 def test_a_prefix_that_no_object_can_have_is_refused_at_once(
     store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
