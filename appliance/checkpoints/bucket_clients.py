@@ -133,6 +133,8 @@ def _aws_profile(environ: Mapping[str, str]) -> tuple[dict[str, Any], Any]:
         if "aws_session_token" in merged:
             found["token"] = merged["aws_session_token"]
         return found, None
+    if named and not merged:
+        raise SourceError(f"AWS_PROFILE={named}: no file of AWS profiles has this profile")
     if not named and not merged.keys() & {"role_arn", "sso_session", "sso_start_url", "credential_process"}:
         return found, None  # the role of the machine
     try:

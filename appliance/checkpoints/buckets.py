@@ -32,7 +32,7 @@ _WRONG_REGION = "incorrectly configured region"
 # Requests for credentials: to a metadata service or a container's agent, and all that are not a GET.
 _IDENTITY = re.compile(
     r"169\.254\.|fd00:ec2|metadata\.google\.internal|security-credentials|performing (POST|PUT) |token request|"
-    r"token file|No credentials|service account",
+    r"token file|credential provider|No credentials|service account",
     re.IGNORECASE,
 )
 _SYSTEM = re.compile(r'^ *(?:message|error): "([^"\n]+)"', re.MULTILINE)
@@ -154,7 +154,7 @@ class BucketFolder:
         hint = f"; {ACCESS_HINTS[self.kind]}"
         cause = _cause(error)
         if _IDENTITY.search(text):
-            passing = not status or status in TRANSIENT
+            passing = status in TRANSIENT if status else not isinstance(error, UnauthenticatedError)
             return SourceError(f"{what}: no credentials: {text}{cause}{hint}", transient=passing)
         if isinstance(error, InvalidPathError):
             return SourceError(f"{what}: {text}; rename or move the object")

@@ -16,10 +16,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from moto.server import ThreadedMotoServer
+from obstore.store import S3Store
 from source_servers import Files
 
 from appliance.checkpoints import download_spec
-from appliance.checkpoints.bucket_clients import bucket_region
+from appliance.checkpoints.bucket_clients import OPEN, bucket_region
 from appliance.checkpoints.buckets import BucketFolder
 from appliance.checkpoints.fetch import fetch
 from appliance.checkpoints.progress import Progress
@@ -340,6 +341,7 @@ def test_the_name_of_a_service_account_is_not_read_as_a_file(
         ("gs", {"STORAGE_EMULATOR_HOST": "localhost:1"}, "STORAGE_EMULATOR_HOST=localhost:1: must be a URL"),
         ("az", {}, "Account must be specified; set AZURE_STORAGE_ACCOUNT_NAME, or model.source.az.account"),
         ("s3", {"AWS_ACCESS_KEY_ID": "x"}, "Missing SecretAccessKey; grant the identity"),
+        ("s3", {"AWS_PROFILE": "none"}, "AWS_PROFILE=none: no file of AWS profiles has this profile"),
         ("s3", {"AWS_PROFILE": "half"}, "the AWS profile half has aws_access_key_id, but no aws_secret_access_key"),
     ],
 )
@@ -441,6 +443,21 @@ def test_a_profile_with_a_role_uses_boto3(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(SourceError, match=r"profile team has no access key; .*pip install 'slipway-serve\[s3\]'"):
         BucketFolder("s3", "models", "x", tmp_path, environ).listing()
+
+
+def test_the_message_of_an_expired_login_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """boto3 asks for credentials when obstore calls it."""
+
+    def expired() -> Any:
+        raise RuntimeError("The SSO session has expired")
+
+    def client(bucket: str, *_: object) -> S3Store:
+        return S3Store(bucket, config={"aws_endpoint_url_s3": "http://127.0.0.1:1"}, credential_provider=expired)
+
+    monkeypatch.setitem(OPEN, "s3", client)
+    with pytest.raises(SourceError, match="no credentials: .* The SSO session has expired; grant") as caught:
+        folder_of("s3", tmp_path).listing()
+    assert not caught.value.transient
 
 
 def test_gs_is_read_with_a_service_account(
