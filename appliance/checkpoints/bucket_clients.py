@@ -125,6 +125,8 @@ def _aws_profile(environ: Mapping[str, str]) -> tuple[dict[str, Any], Any]:
     settings = _section(Path(value(environ, "AWS_CONFIG_FILE") or folder / "config"), section)
     given = value(environ, "AWS_REGION") or value(environ, "AWS_DEFAULT_REGION")
     found: dict[str, Any] = {"region": settings["region"]} if "region" in settings and not given else {}
+    if (endpoint := settings.get("endpoint_url")) and not _aws_endpoint(environ):
+        found["endpoint"] = _checked_url(f"endpoint_url of the AWS profile {profile}", endpoint)
     merged = settings | keys
     if "aws_access_key_id" in merged and "role_arn" not in merged:
         if "aws_secret_access_key" not in merged:

@@ -112,7 +112,7 @@ def _tar_members(archive: Path) -> Iterator[Member]:
 
 
 def _layer_members(archive: Path) -> Iterator[Member]:
-    # Headers of the layout have the same bounds as those of its layers.
+    # The bounds of headers are valid for the layout too, not only for its layers.
     if sum(1 for _ in itertools.islice(_tar_members(archive), MAX_MEMBERS + 1)) > MAX_MEMBERS:
         raise ArchiveError(f"has more than {MAX_MEMBERS:,} members, the maximum")
     try:

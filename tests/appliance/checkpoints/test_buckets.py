@@ -432,6 +432,18 @@ def test_s3_is_read_with_the_identity_of_the_machine(
     assert re.search(rf"Credential=ROLE/\d+/{region}/s3/", str(found.authorizations[-1]))
 
 
+def test_a_profile_may_name_a_compatible_service(
+    store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store("s3")
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id = x\naws_secret_access_key = y\n")
+    (tmp_path / ".aws/config").write_text(f"[default]\nendpoint_url = {found.url}\n")
+    attempt("s3", tmp_path, monkeypatch)
+    assert found.gets("/models")
+
+
 def test_a_profile_with_a_role_uses_boto3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws/config").write_text("[profile team]\ncredential_process = /bin/false\n")
