@@ -32,9 +32,9 @@ def running(given: Given, more: Sequence[str], *, within_s: float, log: Path) ->
     command = [sys.executable, "-P", "-m", "appliance", "serve", str(given.manifest)]
     command += [word for name in given.overlays for word in ("--overlay", name)]
     options = [f"{one.key}={one.text}" for one in given.options]
-    own = ("endpoints.host=127.0.0.1", f"endpoints.port={port}")
-    own += ("endpoints.tls.certificate=null", "endpoints.tls.key=null")
-    for setting in (*options, *more, *own):
+    address = ("endpoints.host=127.0.0.1", f"endpoints.port={port}")
+    without_tls = ("endpoints.tls.certificate=null", "endpoints.tls.key=null")
+    for setting in (*options, *more, *address, *without_tls):
         command += ["--set", setting]
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL) as service:
         try:
