@@ -35,7 +35,7 @@ ANY_BUILD = (
     "numpy/**/tests",
     "numpy/_core/include",
     "numpy/_core/lib/*.a",
-    "numpy/random",  # numpy imports it on first use; Slipway draws with torch and its own kernels
+    "numpy/random/lib/*.a",
     "numpy/_core/_simd*.so",  # for tests of numpy
     "numpy/**/*.pyi",
     "numpy/f2py",
@@ -48,6 +48,7 @@ ANY_BUILD = (
 # Tracing, exporting, compiling and training models, which the CPU engine never does.
 CPU_BUILD = (
     "functorch",
+    "numpy/random",  # numpy imports it on first use; of torch, only torch.compile uses it
     "torchgen/packaged",
     "torch/_dynamo",
     "torch/_export/db",

@@ -28,6 +28,8 @@ SERVICE = (
     "appliance.supervisor.launch",
     "appliance.supervisor.monitor",
     "appliance.planning.validate",
+    "appliance.checkpoints.archive",
+    "appliance.checkpoints.buckets",
     "appliance.checkpoints.hub",
     "appliance.checkpoints.wheel",
     "engine.__main__",

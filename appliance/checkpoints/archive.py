@@ -185,7 +185,8 @@ def _unpack_into(archive: Path, final: Path, cache_directory: CacheDirectory, ma
 
 
 def _stem(name: str) -> str:
-    return name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz").removesuffix(".zip")
+    plain = name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz").removesuffix(".zip")
+    return plain.removesuffix(".bundle").removesuffix(".oci")  # suffixes of `slipway bundle`
 
 
 def _digest(text: str) -> str:

@@ -16,6 +16,7 @@ import httpx
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from appliance.checkpoints.remote import SourceError
+from appliance.config.environment import without_empty_variables
 from appliance.config.variables import value
 
 ACCESS_HINTS = {
@@ -36,49 +37,67 @@ def client_options(stall_s: float) -> dict[str, Any]:
 
 def open_s3(bucket: str, environ: Mapping[str, str], stall_s: float, region: str) -> Any:
     """Return a client of S3. region: of the bucket, or "" for the machine's region. Raise SourceError."""
+    _aws_endpoint(environ)  # obstore reads it, but ends the process if it is not a URL
     settings, provider = _aws_profile(environ)
     if region:
         settings["region"] = region
-    return S3Store(
-        bucket,
-        config=settings,  # type: ignore[arg-type]
-        client_options=client_options(stall_s),  # type: ignore[arg-type]
-        retry_config=RETRIES,  # type: ignore[arg-type]
-        credential_provider=provider,
-    )
+    with without_empty_variables("AWS_"):
+        return S3Store(
+            bucket,
+            config=settings,  # type: ignore[arg-type]
+            client_options=client_options(stall_s),  # type: ignore[arg-type]
+            retry_config=RETRIES,  # type: ignore[arg-type]
+            credential_provider=provider,
+        )
 
 
 def open_gs(bucket: str, environ: Mapping[str, str], stall_s: float, account: str) -> Any:
     """Return a client of Google Cloud Storage. Raise SourceError."""
-    emulator = value(environ, "STORAGE_EMULATOR_HOST")
-    settings: dict[str, Any] = {"base_url": emulator.rstrip("/"), "skip_signature": True} if emulator else {}
-    return GCSStore(
-        bucket,
-        config=settings,  # type: ignore[arg-type]
-        client_options=client_options(stall_s),  # type: ignore[arg-type]
-        retry_config=RETRIES,  # type: ignore[arg-type]
-        credential_provider=None if emulator else _google_provider(environ),
-    )
+    emulator = _checked_url("STORAGE_EMULATOR_HOST", value(environ, "STORAGE_EMULATOR_HOST"))
+    settings: dict[str, Any] = {"base_url": emulator, "skip_signature": True} if emulator else {}
+    provider = None if emulator else _google_provider(environ)
+    # obstore reads a file that SERVICE_ACCOUNT names. In Kubernetes that is often the name of an account.
+    with without_empty_variables("GOOGLE_", "SERVICE_ACCOUNT"):
+        return GCSStore(
+            bucket,
+            config=settings,  # type: ignore[arg-type]
+            client_options=client_options(stall_s),  # type: ignore[arg-type]
+            retry_config=RETRIES,  # type: ignore[arg-type]
+            credential_provider=provider,
+        )
 
 
 def open_az(bucket: str, environ: Mapping[str, str], stall_s: float, account: str) -> Any:
     """Return a client of a container of Azure Blob Storage."""
     settings: dict[str, Any] = {"account_name": account} if account else {}
-    return AzureStore(
-        bucket,
-        config=settings,  # type: ignore[arg-type]
-        client_options=client_options(stall_s),  # type: ignore[arg-type]
-        retry_config=RETRIES,  # type: ignore[arg-type]
-    )
+    with without_empty_variables("AZURE_"):
+        return AzureStore(
+            bucket,
+            config=settings,  # type: ignore[arg-type]
+            client_options=client_options(stall_s),  # type: ignore[arg-type]
+            retry_config=RETRIES,  # type: ignore[arg-type]
+        )
 
 
 OPEN: dict[str, Callable[[str, Mapping[str, str], float, str], Any]] = {"s3": open_s3, "gs": open_gs, "az": open_az}
 
 
+def _aws_endpoint(environ: Mapping[str, str]) -> str:
+    """Return the URL of a service that is compatible with S3, or "". Raise SourceError."""
+    own = _checked_url("AWS_ENDPOINT_URL_S3", value(environ, "AWS_ENDPOINT_URL_S3"))
+    return own or _checked_url("AWS_ENDPOINT_URL", value(environ, "AWS_ENDPOINT_URL"))
+
+
+def _checked_url(name: str, url: str) -> str:
+    if url and not url.startswith(("http://", "https://")):
+        raise SourceError(f"{name}={url}: must be a URL, such as https://{url}")
+    return url.rstrip("/")
+
+
 def bucket_region(bucket: str, environ: Mapping[str, str], stall_s: float) -> str:
     """Return the region in which S3 has the bucket, which a request without credentials returns. Raise SourceError."""
-    endpoint = value(environ, "AWS_ENDPOINT_URL_S3") or value(environ, "AWS_ENDPOINT_URL")
-    url = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.amazonaws.com"
+    endpoint = _aws_endpoint(environ) or "https://s3.amazonaws.com"
+    url = f"{endpoint}/{bucket}"  # a host name BUCKET.s3.amazonaws.com has no certificate for buckets with a dot
     try:
         region: str = httpx.head(url, timeout=stall_s).headers.get("x-amz-bucket-region", "")
     except httpx.HTTPError as error:
@@ -106,12 +125,18 @@ def _aws_profile(environ: Mapping[str, str]) -> tuple[dict[str, Any], Any]:
     settings = _section(Path(value(environ, "AWS_CONFIG_FILE") or folder / "config"), section)
     given = value(environ, "AWS_REGION") or value(environ, "AWS_DEFAULT_REGION")
     found: dict[str, Any] = {"region": settings["region"]} if "region" in settings and not given else {}
+    if (endpoint := settings.get("endpoint_url")) and not _aws_endpoint(environ):
+        found["endpoint"] = _checked_url(f"endpoint_url of the AWS profile {profile}", endpoint)
     merged = settings | keys
     if "aws_access_key_id" in merged and "role_arn" not in merged:
+        if "aws_secret_access_key" not in merged:
+            raise SourceError(f"the AWS profile {profile} has aws_access_key_id, but no aws_secret_access_key")
         found |= {"access_key_id": merged["aws_access_key_id"], "secret_access_key": merged["aws_secret_access_key"]}
         if "aws_session_token" in merged:
             found["token"] = merged["aws_session_token"]
         return found, None
+    if named and not merged:
+        raise SourceError(f"AWS_PROFILE={named}: no file of AWS profiles has this profile")
     if not named and not merged.keys() & {"role_arn", "sso_session", "sso_start_url", "credential_process"}:
         return found, None  # the role of the machine
     try:

@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 import msgspec
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 
 from appliance.checkpoints.bucket_clients import ACCESS_HINTS, OPEN, bucket_region
 from appliance.checkpoints.cache_directory import CacheDirectory
@@ -23,9 +29,14 @@ from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, Restart
 BLOCK = 1 << 16  # received bytes of an unfinished block are lost with the connection
 _STATUS = re.compile(r"(?:status code: |status: |\()(\d{3})\b")
 _WRONG_REGION = "incorrectly configured region"
-_NO_IDENTITY = re.compile(
-    r"169\.254\.|fd00:ec2|metadata\.google\.internal|No credentials|service account", re.IGNORECASE
+# Requests for credentials: to a metadata service or a container's agent, and all that are not a GET.
+_IDENTITY = re.compile(
+    r"169\.254\.|fd00:ec2|metadata\.google\.internal|security-credentials|performing (POST|PUT) |token request|"
+    r"token file|credential provider|No credentials|service account",
+    re.IGNORECASE,
 )
+_SYSTEM = re.compile(r'^ *(?:message|error): "([^"\n]+)"', re.MULTILINE)
+_NO_ACCOUNT = "Account must be specified"
 
 T = TypeVar("T")
 
@@ -112,18 +123,28 @@ class BucketFolder:
                 if self.kind != "s3" or _WRONG_REGION not in str(error):
                     raise
                 region = bucket_region(self.bucket, self.environ, self.stall_s)
-                self.__dict__["_client"] = OPEN["s3"](self.bucket, self.environ, self.stall_s, region)
+                self.__dict__["_client"] = self._open(region)
                 return send(self._client)
         except (BaseError, OSError, ValueError) as error:
             raise self._translate(error, what) from error
 
     @cached_property
     def _client(self) -> Any:
-        return OPEN[self.kind](self.bucket, self.environ, self.stall_s, self.account)
+        return self._open(self.account)
+
+    def _open(self, place: str) -> Any:
+        try:
+            return OPEN[self.kind](self.bucket, self.environ, self.stall_s, place)
+        except (BaseError, OSError, ValueError) as error:
+            text = str(error).partition("\n")[0].strip(" :")
+            fix = ACCESS_HINTS[self.kind]
+            if _NO_ACCOUNT in text:
+                fix = "set AZURE_STORAGE_ACCOUNT_NAME, or model.source.az.account"
+            raise SourceError(f"{self.shown}: {text}; {fix}") from error
 
     def _translate(self, error: Exception, what: str) -> SourceError:
         """Translate an error of obstore to ours."""
-        text = str(error).partition("\n")[0].strip()
+        text = str(error).partition("\n")[0].strip(" :")
         if isinstance(error, PreconditionError):
             return RestartFile(f"{what}: the object changed while it was read")
         found = _STATUS.search(text)
@@ -131,6 +152,12 @@ class BucketFolder:
         if status == 416:
             return RestartFile(f"{what}: the object changed while it was read")
         hint = f"; {ACCESS_HINTS[self.kind]}"
+        cause = _cause(error)
+        if _IDENTITY.search(text):
+            passing = status in TRANSIENT if status else not isinstance(error, UnauthenticatedError)
+            return SourceError(f"{what}: no credentials: {text}{cause}{hint}", transient=passing)
+        if isinstance(error, InvalidPathError):
+            return SourceError(f"{what}: {text}; rename or move the object")
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
             return SourceError(f"{what}: the store answered {status or 403}{hint}")
         if status and status not in TRANSIENT:
@@ -139,7 +166,15 @@ class BucketFolder:
             return SourceError(f"{what}: the store answered {status}", transient=True)
         if "kind: Timeout" in str(error):
             return SourceError(f"{what}: no data for {self.stall_s:g} s", transient=True)
-        return SourceError(f"{what}: {text}{hint if _NO_IDENTITY.search(text) else ''}", transient=True)
+        return SourceError(f"{what}: {text}{cause}", transient=not isinstance(error, ValueError))  # a wrong prefix
+
+
+def _cause(error: Exception) -> str:
+    """Return the reason of the system, which obstore has only in the details after the first line."""
+    if "InvalidCertificate" in str(error):
+        return ": its certificate is not trusted; SSL_CERT_FILE may name a file with that of its authority"
+    found = _SYSTEM.findall(str(error))
+    return f": {found[-1]}" if found else ""
 
 
 def _quoted(tag: str) -> str:

@@ -7,6 +7,7 @@ Every check that needs no file system is made here: names, kinds, declared sizes
 import errno
 import gzip
 import io
+import itertools
 import os
 import stat
 import struct
@@ -111,6 +112,9 @@ def _tar_members(archive: Path) -> Iterator[Member]:
 
 
 def _layer_members(archive: Path) -> Iterator[Member]:
+    # The bounds of headers are valid for the layout too, not only for its layers.
+    if sum(1 for _ in itertools.islice(_tar_members(archive), MAX_MEMBERS + 1)) > MAX_MEMBERS:
+        raise ArchiveError(f"has more than {MAX_MEMBERS:,} members, the maximum")
     try:
         for layer in open_layers(archive):
             yield from _tar_file(layer)

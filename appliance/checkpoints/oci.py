@@ -3,18 +3,38 @@
 https://github.com/opencontainers/image-spec
 """
 
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeVar
+
+import msgspec
 
 LAYOUT, INDEX = "oci-layout", "index.json"
 MAX_JSON = 1 << 22  # bytes of an index or manifest
 
+T = TypeVar("T")
+
 
 class OciError(Exception):
     """Raised if an archive is not an image layout with one image of uncompressed layers."""
+
+
+class _Descriptor(msgspec.Struct, rename="camel"):
+    digest: str
+    media_type: str = ""
+
+    @property
+    def blob(self) -> str:
+        return f"blobs/{self.digest.replace(':', '/', 1)}"
+
+
+class _Index(msgspec.Struct):
+    manifests: tuple[_Descriptor, ...] = ()
+
+
+class _Manifest(msgspec.Struct):
+    layers: tuple[_Descriptor, ...] = ()
 
 
 def is_layout(archive: tarfile.TarFile) -> bool:
@@ -24,40 +44,34 @@ def is_layout(archive: tarfile.TarFile) -> bool:
 def open_layers(path: Path) -> Iterator[IO[bytes]]:
     """Yield each layer as a file. Raise OciError, tarfile.TarError and OSError."""
     with tarfile.open(path, "r:") as archive:
-        manifests = _json(archive, INDEX).get("manifests", ())
+        manifests = _read(archive, INDEX, _Index).manifests
         if len(manifests) != 1:
-            raise OciError(f"{path.name}: has {len(manifests)} images; it must have one")
-        for layer in _json(archive, _blob(manifests[0])).get("layers", ()):
-            if not str(layer.get("mediaType", "")).endswith(".tar"):
-                raise OciError(f"{path.name}: has a compressed layer; write it with `slipway bundle --oci`")
-            yield _open(archive, _blob(layer))
+            raise OciError(f"has {len(manifests)} images; it must have one")
+        layers = _read(archive, manifests[0].blob, _Manifest).layers
+        if not layers:
+            raise OciError("has no layer; its manifest is not that of an image")
+        for layer in layers:
+            if not layer.media_type.endswith(".tar"):
+                raise OciError("has a compressed layer; write it with `slipway bundle --oci`")
+            yield _open(archive, layer.blob)
 
 
-def _blob(descriptor: Any) -> str:
-    """Return the name of the blob of a descriptor."""
-    try:
-        algorithm, _, digest = descriptor["digest"].partition(":")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise OciError(f"an image layout has a descriptor without digest: {descriptor!a}") from error
-    return f"blobs/{algorithm}/{digest}"
-
-
-def _json(archive: tarfile.TarFile, name: str) -> dict[str, Any]:
+def _read(archive: tarfile.TarFile, name: str, kind: type[T]) -> T:
     data = _open(archive, name).read(MAX_JSON + 1)
+    if len(data) > MAX_JSON:
+        raise OciError(f"{name}: has more than {MAX_JSON:,} bytes")
     try:
-        found = json.loads(data if len(data) <= MAX_JSON else b"")
-    except ValueError as error:
-        raise OciError(f"{name}: is not JSON of at most {MAX_JSON:,} bytes") from error
-    if not isinstance(found, dict):
-        raise OciError(f"{name}: is not a JSON object")
-    return found
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise OciError(f"{name}: {error}") from error
 
 
 def _open(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     try:
-        file = archive.extractfile(name)
+        member = archive.getmember(name)
     except KeyError:
-        file = None
+        raise OciError(f"{name}: is not in the archive") from None
+    file = archive.extractfile(member) if member.isreg() else None  # a link may lead to itself
     if file is None:
-        raise OciError(f"{name}: is not in the archive")
+        raise OciError(f"{name}: is not a file")
     return file

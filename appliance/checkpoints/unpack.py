@@ -9,7 +9,8 @@ import shutil
 import stat
 from pathlib import Path, PurePosixPath
 
-from appliance.checkpoints.members import DAMAGE, MAX_DEPTH, ArchiveError, Member, read_members
+from appliance.checkpoints.members import DAMAGE, MAX_DEPTH, OCI_SUFFIX, ArchiveError, Member, read_members
+from appliance.checkpoints.oci import LAYOUT
 from appliance.checkpoints.progress import format_bytes
 from appliance.checkpoints.remote import SourceError
 
@@ -86,6 +87,8 @@ def _write(folder: Path, member: Member, links: dict[Path, str]) -> None:
 def _top(folder: Path) -> Path:
     """Return the folder with the checkpoint: many archives have one folder with all their files, and bundles have it
     in one of several."""
+    if (folder / LAYOUT).is_file():
+        raise ArchiveError(f"is an OCI image; its name must end with {OCI_SUFFIX}")
     if (folder / "slipway-bundle.json").is_file() and (folder / "model").is_dir():
         return folder / "model"
     inside = list(folder.iterdir())

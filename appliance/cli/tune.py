@@ -101,8 +101,6 @@ def _axes(options: argparse.Namespace, base: Plan, read: Options) -> tuple[Axis,
 def _check(base: Plan, read: Options) -> None:
     """Raises TuneError for a service that cannot be measured."""
     check_model(base)
-    if base.gateway.tls is not None and read.finalists:
-        raise TuneError("the service is measured without TLS; add --set endpoints.tls=null")
     if base.estimate.roofline is None and not read.finalists:
         raise TuneError("the device is not in the table of devices, so nothing can be predicted without runs")
 

@@ -223,7 +223,7 @@ def scalar(value: Any) -> str:
 
 def _text(key: Key, text: str) -> tuple[str, str, bool]:
     if key.kind == "section":
-        if match := re.match(r"([A-Za-z_]\w*):(\S.*)", text):
+        if match := re.match(r"([A-Za-z_]\w*):(?!//)(\S.*)", text):
             inside = f"{match[1]}: {match[2]}"
             return f"a space must follow the colon: {inside}", f"{{{inside}}}", True
         return _source(key.name, text)

@@ -17,6 +17,7 @@ def check_executor(settings: Settings, model: Model, view: View) -> None:
     if name not in executor_names():
         refuse(settings, KEY, f"{unknown_executor(name)}; install its package, or leave the key out")
     if view.kernels != TORCH:
-        refuse(settings, KEY, f"replaces functions of torch, and {view.kernels} kernels are used; set kernels to torch")
+        used = f"replaces functions of torch, and {view.kernels} kernels are used"
+        refuse(settings, KEY, f"{used}; set hardware.kernels to torch")
     if model.foreign is not None:
         refuse(settings, KEY, "has no effect: the model is computed by transformers' code; leave the key out")

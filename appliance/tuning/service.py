@@ -24,15 +24,17 @@ class ServiceError(Exception):
 
 @contextmanager
 def running(given: Given, more: Sequence[str], *, within_s: float, log: Path) -> Iterator[str]:
-    """Start `slipway serve` with the given manifest and further KEY=VALUE settings, and yield its URL when it is ready.
-    Raises ServiceError."""
+    """Start `slipway serve` with the given manifest and further KEY=VALUE settings, without TLS, and yield its URL when
+    it is ready. Raises ServiceError."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-P", "-m", "appliance", "serve", str(given.manifest)]
     command += [word for name in given.overlays for word in ("--overlay", name)]
     options = [f"{one.key}={one.text}" for one in given.options]
-    for setting in (*options, *more, "endpoints.host=127.0.0.1", f"endpoints.port={port}"):
+    address = ("endpoints.host=127.0.0.1", f"endpoints.port={port}")
+    without_tls = ("endpoints.tls.certificate=null", "endpoints.tls.key=null")
+    for setting in (*options, *more, *address, *without_tls):
         command += ["--set", setting]
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL) as service:
         try:

@@ -253,14 +253,16 @@ class Tuner:
                 continue
             if resolved(plan)[METHOD] == resolved(best.plan)[METHOD] == "off":
                 continue
-            if self._elapsed_s() + self.longest_run_s > self.options.budget_s:
-                self.out_of_time = True
-                return
             candidate = Candidate(chosen, plan, service_memory(plan), None)
             for number in range(self.options.bench.rounds):
+                if candidate.error:
+                    break
+                if self._elapsed_s() + self.longest_run_s > self.options.budget_s:
+                    self.out_of_time = True
+                    return
+                candidates[chosen] = candidate
                 self.report(f"running {spelled(chosen)}, round {number + 1}")
                 self._measure(candidate, number)
-            candidates[chosen] = candidate
 
     def _finalists(self, ranked: Sequence[Candidate]) -> list[Candidate]:
         """Return the best candidates, each with another prediction: settings without an effect make no difference.

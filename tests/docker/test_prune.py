@@ -1,5 +1,6 @@
 """docker/prune.py: unused libraries are replaced by libraries that load and report errors."""
 
+import ast
 import ctypes
 import runpy
 import shutil
@@ -65,6 +66,30 @@ def test_libraries_that_only_removed_ones_need_are_removed(tmp_path):
 
 def test_no_decoder_is_named():
     assert not [name for name in PRUNE["UNUSED"] if "avcodec" in name or "dav1d" in name or "vpx" in name]
+
+
+def test_a_build_for_gpus_keeps_what_torch_compile_imports(tmp_path):
+    names = ("torch/_dynamo/utils.py", "torch/_inductor/config.py", "numpy/random/__init__.py")
+    for name in (*names, "numpy/f2py/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    for pattern in PRUNE["ANY_BUILD"]:
+        PRUNE["remove"](sorted(tmp_path.glob(pattern)))
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.py")) == sorted(names)
+
+
+def test_the_build_imports_every_kind_of_source():
+    """The import fails if pruning removed the package of a source, and writes bytecode."""
+    source = ast.parse((ROOT / "appliance/checkpoints/download_spec.py").read_text())
+    store = next(node for node in ast.walk(source) if isinstance(node, ast.FunctionDef) and node.name == "store")
+    kinds = {node.module for node in ast.walk(store) if isinstance(node, ast.ImportFrom)}
+    verify = ast.parse((ROOT / "docker/verify.py").read_text())
+    checked = next(
+        ast.literal_eval(node.value)
+        for node in verify.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SERVICE"
+    )
+    assert len(kinds) == 4 and kinds <= set(checked)
 
 
 TRIM = runpy.run_path(str(ROOT / "docker" / "trim.py"))

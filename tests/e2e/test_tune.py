@@ -6,6 +6,7 @@ import time
 import yaml
 
 from appliance.cli.main import main
+from tests.appliance.certificates import write_certificate
 from tests.e2e.conftest import ROOT
 
 
@@ -36,11 +37,13 @@ def test_tune_runs_the_candidates_and_continues_from_its_results(tmp_path, capsy
 
 
 def test_eval_starts_the_service_of_a_manifest_and_reports_each_task(tmp_path, capsys):
-    """Accuracy, replies without an answer, a threshold; refused before anything starts."""
+    """Accuracy, replies without an answer, a threshold; the service has no TLS; refused before anything starts."""
+    write_certificate(tmp_path, "a")
     (tmp_path / "sum.jsonl").write_text(json.dumps({"question": "What is 17 + 25?", "regex": r"\S"}) + "\n")
     (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"question": "Say hello.", "answer": "#### 123456"}) + "\n")
     path = tmp_path / "m.yaml"
-    text = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests/demo'}}}}}\nevaluation:\n"
+    text = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests/demo'}}}}}\n"
+    text += "endpoints: {tls: {certificate: a.crt, key: a.key}}\nevaluation:\n"
     text += "  sum: {file: sum.jsonl, kind: exact_match, minimum: 0.9}\n"
     path.write_text(text + "  words: {file: gsm8k.jsonl, kind: gsm8k, minimum: 0.5}\n")
     assert main(["eval", str(path), "--start", "--json", "--max-tokens", "16"]) == 1

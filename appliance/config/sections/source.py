@@ -96,7 +96,7 @@ class Source(Section):
         is_path=True,
         examples=("/models/Qwen3-0.6B", "../models/llama"),
     )
-    """Checkpoint directory in Hugging Face layout, or a .gguf file; relative paths start at the manifest's folder."""
+    """Checkpoint directory in Hugging Face layout, a .gguf file, or an archive; relative to the manifest's folder."""
     huggingface: HubSource | None = None
     """Repository on the Hugging Face hub, or on the mirror in HF_ENDPOINT."""
     http: ArchiveSource | None = None

@@ -217,6 +217,13 @@ def test_an_oci_image_has_the_bundle_as_its_layer(bundle, tmp_path, capsys):
     cut = rewritten(image, tmp_path / "cut.oci.tar", lambda name, data: None if len(data) > 10**6 else (name, data))
     assert unpack(cut, tmp_path / "none") == exits.INTEGRITY.number
     assert "is not in the archive" in capsys.readouterr().err
+    loop = tarfile.TarInfo("index.json")
+    loop.type, loop.linkname = tarfile.SYMTYPE, "index.json"
+    with tarfile.open(tmp_path / "loop.oci.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("oci-layout"))
+        archive.addfile(loop)
+    assert unpack(tmp_path / "loop.oci.tar", tmp_path / "none") == exits.INTEGRITY.number
+    assert "index.json: is not a file" in capsys.readouterr().err
 
 
 def test_an_image_archive_is_a_part_with_its_digest(tmp_path, capsys):

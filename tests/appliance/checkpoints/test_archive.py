@@ -4,18 +4,20 @@ import errno
 import hashlib
 import json
 import os
+import tarfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from packed_archives import FILES, tar, zipped
+from packed_archives import FILES, special, tar, zipped
 from source_servers import Files
 
 from appliance.checkpoints.archive import Archive
 from appliance.checkpoints.download import download_checkpoint
 from appliance.checkpoints.download_spec import DownloadSpec
+from appliance.checkpoints.members import MAX_HEADER
 from appliance.checkpoints.remote import Policy, SourceError
 from appliance.checkpoints.remote_metadata import is_complete
 from appliance.config.problems import Refused
@@ -164,6 +166,12 @@ def as_bundle(layers: list[bytes], kind: str = "tar") -> bytes:
     return tar({**top, **blobs}, "w:")
 
 
+def commented(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.pax_headers = {"comment": "x" * size}
+    return member
+
+
 IN_BUNDLE = {"slipway-bundle.json": b"{}", "manifest.yaml": b"", "model/config.json": b"{}"}
 LOCAL = {
     "m.tar.gz": tar({f"checkpoint/{name}": content for name, content in FILES.items()}),
@@ -183,6 +191,7 @@ def test_a_local_archive_is_unpacked_once_and_again_when_it_changes(name: str, t
     (tmp_path / name).write_bytes(LOCAL[name])
     folder = download_checkpoint(local(tmp_path / name), Policy(offline=True), {}, lambda _: None)
     assert (folder / "config.json").read_bytes() == b"{}" and (tmp_path / name).exists()
+    assert local(tmp_path / name).store({}).name == "m"
     (folder / "seen").touch()
     assert (
         download_checkpoint(local(tmp_path / name), QUICK, {}, lambda _: None) == folder and (folder / "seen").exists()
@@ -199,6 +208,15 @@ def test_a_local_archive_is_unpacked_once_and_again_when_it_changes(name: str, t
         ("m.oci.tar", tar({"a": b""}, "w:"), "index.json: is not in the archive"),
         ("m.oci.tar", as_bundle([b""], "tar+gzip"), "has a compressed layer"),
         ("m.oci.tar", as_bundle([tar({"../x": b""}, "w:")]), "points outside the folder"),
+        ("m.oci.tar", as_bundle([]), "m.oci.tar: has no layer"),
+        ("m.tar", as_bundle([b""]), "is an OCI image; its name must end with .oci.tar"),
+        ("m.oci.tar", tar({"index.json": b'{"manifests": 5}'}, "w:"), r"index.json: Expected `array`, got `int`"),
+        (
+            "m.oci.tar",
+            tar({"": special("index.json", tarfile.SYMTYPE, "index.json")}, "w:"),
+            "index.json: is not a file",
+        ),
+        ("m.oci.tar", tar({"": commented("x", MAX_HEADER)}, "w:"), "has headers of more than 65.5 kB in one piece"),
     ],
 )
 def test_a_damaged_local_archive_is_refused(name: str, data: bytes, words: str, tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from moto.server import ThreadedMotoServer
+from obstore.store import S3Store
 from source_servers import Files
 
 from appliance.checkpoints import download_spec
+from appliance.checkpoints.bucket_clients import OPEN, bucket_region
 from appliance.checkpoints.buckets import BucketFolder
 from appliance.checkpoints.fetch import fetch
 from appliance.checkpoints.progress import Progress
@@ -281,6 +284,115 @@ def test_a_bucket_in_another_region_is_read_there(store: Callable[[str], Files],
     assert listing.files and "/eu-central-1/s3/" in str(found.authorizations[-1])
 
 
+def attempt(kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch, prefix: str = "team/demo", **environ: str) -> None:
+    """List a folder with these variables of the machine, and no others of the kind's store."""
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_ACCOUNT_KEY")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    BucketFolder(kind, "models", prefix, cache, {"HOME": str(cache), **environ}, 1.0).listing()
+
+
+def test_an_answer_of_the_metadata_service_is_not_taken_for_the_stores(
+    store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store("s3")
+    found.answers["/latest/api/token"] = lambda: b"t"  # a machine without a role: 404 for the list of roles
+    with pytest.raises(SourceError, match="no credentials: .*; grant the identity of this machine") as caught:
+        attempt("s3", tmp_path, monkeypatch, AWS_ENDPOINT_URL_S3=found.url, AWS_METADATA_ENDPOINT=found.url)
+    assert not caught.value.transient and "the store answered" not in str(caught.value)
+    azure = {"AZURE_STORAGE_ENDPOINT": found.url, "AZURE_STORAGE_ACCOUNT_NAME": "team"}
+    with pytest.raises(SourceError, match="no credentials: .*; grant the identity of this machine"):
+        attempt("az", tmp_path, monkeypatch, AZURE_MSI_ENDPOINT=f"{found.url}/none", **azure)
+
+
+EMPTY = ("AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_SKIP_SIGNATURE")
+
+
+def test_an_empty_variable_is_as_one_that_is_not_set(
+    store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store("s3")
+    keys = {"AWS_ENDPOINT_URL": found.url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
+    attempt("s3", tmp_path, monkeypatch, **keys, **dict.fromkeys(EMPTY, ""))
+    sent = str(found.authorizations[-1])
+    assert "Credential=x/" in sent and "/us-east-1/s3/" in sent and "security-token" not in sent
+    assert [os.environ[name] for name in EMPTY] == [""] * len(EMPTY), "the environment of the process stays"
+
+
+def test_the_name_of_a_service_account_is_not_read_as_a_file(
+    store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store("gs")
+    attempt("gs", tmp_path, monkeypatch, STORAGE_EMULATOR_HOST=found.url, SERVICE_ACCOUNT="default")
+    assert os.environ["SERVICE_ACCOUNT"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "words"),
+    [
+        (
+            "s3",
+            {"AWS_ENDPOINT_URL_S3": "minio:9000"},
+            "AWS_ENDPOINT_URL_S3=minio:9000: must be a URL, such as https://m",
+        ),
+        ("s3", {"AWS_ENDPOINT_URL": "minio:9000"}, "AWS_ENDPOINT_URL=minio:9000: must be a URL"),
+        ("gs", {"STORAGE_EMULATOR_HOST": "localhost:1"}, "STORAGE_EMULATOR_HOST=localhost:1: must be a URL"),
+        ("az", {}, "Account must be specified; set AZURE_STORAGE_ACCOUNT_NAME, or model.source.az.account"),
+        ("s3", {"AWS_ACCESS_KEY_ID": "x"}, "Missing SecretAccessKey; grant the identity"),
+        ("s3", {"AWS_PROFILE": "none"}, "AWS_PROFILE=none: no file of AWS profiles has this profile"),
+        ("s3", {"AWS_PROFILE": "half"}, "the AWS profile half has aws_access_key_id, but no aws_secret_access_key"),
+    ],
+)
+def test_settings_of_a_store_that_cannot_work_are_refused_at_once(
+    kind: str, environ: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[half]\naws_access_key_id = x\n")
+    with pytest.raises(SourceError, match=re.escape(words)) as caught:
+        attempt(kind, tmp_path, monkeypatch, **environ)
+    assert not caught.value.transient
+
+
+def test_an_unreachable_store_is_reported_with_the_reason_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SourceError, match="Connection refused$") as caught:
+        attempt("gs", tmp_path, monkeypatch, STORAGE_EMULATOR_HOST="http://127.0.0.1:1")
+    assert caught.value.transient
+
+
+def test_a_prefix_that_no_object_can_have_is_refused_at_once(
+    store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SourceError, match='"a//b" contained empty path segment') as caught:
+        attempt("gs", tmp_path, monkeypatch, "a//b", STORAGE_EMULATOR_HOST=store("gs").url)
+    assert not caught.value.transient
+
+
+def test_an_object_with_an_unusable_name_is_named(store: Callable[[str], Files], tmp_path: Path) -> None:
+    found = store("gs")
+    serve(found, "gs", {"config.json": b"{}", "/config.json": b"{}"})
+    with pytest.raises(SourceError, match='"team/demo//config.json" .*; rename or move the object') as caught:
+        folder_of("gs", tmp_path, STORAGE_EMULATOR_HOST=found.url).listing()
+    assert not caught.value.transient
+
+
+def test_the_region_of_a_bucket_with_a_dot_is_asked_at_a_host_with_a_certificate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def head(url: str, timeout: float) -> httpx.Response:
+        asked.append(url)
+        return httpx.Response(301, headers={"x-amz-bucket-region": "eu-central-1"})
+
+    monkeypatch.setattr(httpx, "head", head)
+    assert bucket_region("models.team", {}, 1.0) == "eu-central-1"
+    assert asked == ["https://s3.amazonaws.com/models.team"]
+
+
 EXPIRES = "2099-01-01T00:00:00Z"
 ROLE = {"AccessKeyId": "ROLE", "SecretAccessKey": "s", "Token": "t", "Expiration": EXPIRES, "Code": "Success"}
 
@@ -320,6 +432,18 @@ def test_s3_is_read_with_the_identity_of_the_machine(
     assert re.search(rf"Credential=ROLE/\d+/{region}/s3/", str(found.authorizations[-1]))
 
 
+def test_a_profile_may_name_a_compatible_service(
+    store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store("s3")
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id = x\naws_secret_access_key = y\n")
+    (tmp_path / ".aws/config").write_text(f"[default]\nendpoint_url = {found.url}\n")
+    attempt("s3", tmp_path, monkeypatch)
+    assert found.gets("/models")
+
+
 def test_a_profile_with_a_role_uses_boto3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws/config").write_text("[profile team]\ncredential_process = /bin/false\n")
@@ -331,6 +455,21 @@ def test_a_profile_with_a_role_uses_boto3(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(SourceError, match=r"profile team has no access key; .*pip install 'slipway-serve\[s3\]'"):
         BucketFolder("s3", "models", "x", tmp_path, environ).listing()
+
+
+def test_the_message_of_an_expired_login_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """boto3 asks for credentials when obstore calls it."""
+
+    def expired() -> Any:
+        raise RuntimeError("The SSO session has expired")
+
+    def client(bucket: str, *_: object) -> S3Store:
+        return S3Store(bucket, config={"aws_endpoint_url_s3": "http://127.0.0.1:1"}, credential_provider=expired)
+
+    monkeypatch.setitem(OPEN, "s3", client)
+    with pytest.raises(SourceError, match="no credentials: .* The SSO session has expired; grant") as caught:
+        folder_of("s3", tmp_path).listing()
+    assert not caught.value.transient
 
 
 def test_gs_is_read_with_a_service_account(

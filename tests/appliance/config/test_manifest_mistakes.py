@@ -56,6 +56,8 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("number in a list of texts", "apiVersion: slipway/v2\nmodel:\n  source: {path: /m}\n  names: [a, ⟪7]", "model.names[1]",
      'write "7"'),
     ("text for a section", "apiVersion: slipway/v2\nmodel: ⟪/m", "model", "write {source: {path: /m}}"),
+    ("address for a section", "apiVersion: slipway/v2\nmodel: {source: ⟪az://c/x}", "model.source",
+     'write {az: {uri: "az://c/x"}}'),
     ("list for a section", HEAD + "limits: ⟪[max_stop]", "limits", "must be a mapping with max_waiting"),
     ("empty section", HEAD + "limits:⟪\n", "limits", "leave the key out"),
     ("mapping for a value", HEAD + "endpoints: {port: ⟪{number: 1}}", "endpoints.port", "a whole number"),

@@ -17,6 +17,7 @@ from appliance.hardware.described import hardware
 from appliance.planning.validate import validate
 from appliance.tuning.objective import Objective
 from appliance.tuning.results import ResultsError, open_results
+from appliance.tuning.service import ServiceError
 from appliance.tuning.sessions import SessionRequests
 from appliance.tuning.space import SIMULATED, Axis, Search, default_axes, settings
 from appliance.tuning.tune import Candidate, Tuner
@@ -242,6 +243,21 @@ def test_the_best_candidate_is_run_with_drafts(tmp_path, monkeypatch, capsys):
     tried = [one["settings"] for one in found["candidates"] if one["measured"]]
     assert len(tried) == 6 and found["not_tried"] >= 0
     assert keys_of(out)["speculation"] == {"method": "ngram", "tokens": 8}
+
+
+def test_a_service_that_does_not_start_with_drafts_is_started_once(tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def bench(self, candidate, number, record):
+        tried.append(method := dict(candidate.settings).get("speculation.method"))
+        if method == "ngram":
+            raise ServiceError("the service was not ready within 600 s")
+        return {**figures(1.0), **dict.fromkeys(("time_to_first_token_ms", "time_per_output_token_ms"), {})}
+
+    monkeypatch.setattr(Tuner, "_bench", bench)
+    options = ["--key", "engine.scheduling.max_running=4", "--candidates", "1", "--rounds", "2", "--json"]
+    assert main(["tune", DEMO, "--runs", "1", "-n", "2", "--output", str(tmp_path / "tuned.yaml"), *options]) == 0
+    assert tried.count("ngram") == 1 and json.loads(capsys.readouterr().out)["best"] == {}
 
 
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
