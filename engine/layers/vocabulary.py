@@ -13,7 +13,7 @@ from engine.models.sources import join
 from engine.weights.slot import Slot, Slots
 from kernels.block_weights import PlaneWeight, SegmentedWeight
 from kernels.cpu.packing import Packed, Segments, restore_blocks
-from kernels.embedding import embedding
+from kernels.embedding import embedding, scaled
 from kernels.fp8 import Fp8Weight
 from kernels.ggml_blocks import BlockWeight, to_int6
 from kernels.ggml_layout import LAYOUTS
@@ -135,7 +135,7 @@ class Vocabulary:
         rows = replace(self.blocks, blocks=self.table[ids])
         team = self.target.team
         restored = rows.restored() if team is None else restore_blocks(rows, team.variant)
-        return restored.to(dtype) * self.part.scale
+        return scaled(restored.to(dtype), self.part.scale)
 
     def summed(self, ids: Tensor, positions: Tensor, segments: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the sum of token, position and segment rows, [tokens, hidden]. Arguments: [tokens] integers."""
