@@ -46,7 +46,7 @@ def values_of(found: BlockCodes, kind: str) -> Tensor:
 
 @cache
 def _table(table: int, device: torch.device) -> Tensor:
-    """Return the values of 16 codes. Kept, because a step that is captured as a graph cannot copy them to the device."""
+    """Return the values of 16 codes. Kept, because a captured step cannot copy them to the device."""
     return torch.tensor([float(value) - 128 for value in table.to_bytes(16, "little")], device=device)
 
 
