@@ -60,14 +60,13 @@ class Vocabulary:
         if target.quantized is not None and not self.part.is_sum:
             self.blocks = target.quantized.block_table(path, target.executor)
         if self.blocks is not None:
-            self.table = self.blocks.blocks[looked_up].to(target.device)
+            self._keep(self.blocks, looked_up, target)
             self._load_added(read, target)
             return
         rows = read(self.name)[looked_up]
         if target.embedding == "int6":
             _check_blocks(self.part.row_width)
-            self.blocks = to_int6(rows)
-            self.table = self.blocks.blocks.to(target.device)
+            self._keep(to_int6(rows), slice(None), target)
             self._load_added(read, target)
             return
         # Looked up in the stored type, except float64, which no kernel reads.
@@ -75,6 +74,11 @@ class Vocabulary:
         in_file = on_cpu and rows.dtype != torch.float64 and not restored
         self.table = rows if in_file else rows.to(target.device, target.dtype)
         self._load_added(read, target)
+
+    def _keep(self, blocks: BlockWeight, rows: slice, target: Target) -> None:
+        """Keep these rows, and no memory of the others or of the host."""
+        self.table = blocks.blocks[rows].to(target.device)
+        self.blocks = replace(blocks, blocks=self.table)
 
     def _load_added(self, read: Read, target: Target) -> None:
         """Load the tables of positions and segments, and the head."""

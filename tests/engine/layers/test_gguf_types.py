@@ -171,6 +171,7 @@ def test_ranks_have_their_share_of_the_planes(tmp_path, monkeypatch, driver):
         assert torch.equal(own.restored(), every[:, 256 * rank : 256 * (rank + 1)])
         head = slice(rank * len(whole.vocabulary.head) // 2, (rank + 1) * len(whole.vocabulary.head) // 2)
         assert torch.equal(model.vocabulary.head.restored(), whole.vocabulary.head[head])
+        assert model.vocabulary.blocks.blocks is model.vocabulary.table, "the memory of other ranks' rows is freed"
         first = model.vocabulary._rows(torch.tensor([0, 1]), torch.float32)
         assert torch.equal(first, whole.vocabulary._rows(torch.tensor([head.start, head.start + 1]), torch.float32))
 
