@@ -104,7 +104,8 @@ class Vocabulary:
         rounded = replace(target, bits=target.head, group=target.head_group)
         count = last - first
         share = Slot(path if out.tied else out.name, first, count, 0)
-        packed = target.native("", Slots((share,), count, 0, self.part.row_width), "head")
+        matrix = Slots((share,), count, 0, self.part.row_width)
+        packed = None if out.unit_rows else target.native("", matrix, "head")
         if packed is None:
             source = self._tied_rows(read, mine) if out.tied else read(f"{out.name}.weight")[mine]
             source = torch.nn.functional.normalize(source.float()).to(source.dtype) if out.unit_rows else source
