@@ -7,6 +7,7 @@ with scale = unit · integer where a block of 256 has integers, and minimum = -u
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -43,7 +44,9 @@ def values_of(found: BlockCodes, kind: str) -> Tensor:
     return (wide if minima is None else wide + minima.unsqueeze(2)).flatten(1)
 
 
+@cache
 def _table(table: int, device: torch.device) -> Tensor:
+    """Return the values of 16 codes. Kept, because a captured step cannot copy them to the device."""
     return torch.tensor([float(value) - 128 for value in table.to_bytes(16, "little")], device=device)
 
 

@@ -12,9 +12,13 @@ from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
 
 def embedding(ids: Tensor, table: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """ids: [tokens] integers; table: [vocab, hidden], of any floating type → [tokens, hidden] of `dtype`."""
-    rows = table.index_select(0, ids).to(dtype)
-    # The factor is rounded to the type of the rows first, as the models were trained.
-    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=dtype, device=rows.device)
+    return scaled(table.index_select(0, ids).to(dtype), scale)
+
+
+def scaled(rows: Tensor, scale: float) -> Tensor:
+    """Return rows · scale. The factor is rounded to the type of the rows first, as the models were trained. It stays on
+    the host, because a step that is captured as a graph cannot copy it to the device."""
+    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype)
 
 
 def _reference(

@@ -150,6 +150,10 @@ class Target:
         return replace(packed, data=self.arena.copy(packed.data))
 
 
+def mixed_experts() -> CheckpointError:
+    return CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
+
+
 class ExpertStack:
     """Memory of `count` matrices of the same shape, [count, rows, inputs], or of their packed numbers, and their
     biases, [count, rows]. Allocated on first use."""
@@ -167,6 +171,7 @@ class ExpertStack:
     def place(self, number: int, matrix: Slots, target: Target) -> Tensor:
         """Return the memory of one matrix, [rows, inputs], to be filled."""
         if self.whole is None:
+            self._check_new()
             shape = self._count, matrix.rows, matrix.inputs
             self.whole = torch.empty(shape, dtype=target.dtype, device=target.device)
         return self.whole[number]
@@ -174,25 +179,28 @@ class ExpertStack:
     def put_fp8(self, number: int, matrix: Fp8Weight) -> Fp8Weight:
         """Store an fp8 matrix, see `put`."""
         if self.fp8 is None:
+            self._check_new()
             self.fp8 = Fp8Experts.empty(self._count, matrix)
         placed = self.fp8.put(number, matrix)
         if placed is None:
-            raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
+            raise mixed_experts()
         return placed
 
     def put_blocks(self, number: int, matrix: PlaneWeight) -> PlaneWeight:
         """Store a matrix in blocks of ggml, see `put`."""
         if self.blocks is None:
+            self._check_new()
             self.blocks = matrix.empty_stack(self._count)
         placed = self.blocks.put(number, matrix)
         if placed is None:
-            raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
+            raise mixed_experts()
         return placed
 
     def put(self, number: int, matrix: IntegerWeight) -> IntegerWeight:
         """Copy a packed matrix to its place, and return it there. Raises CheckpointError if the experts of a layer have
         several formats."""
         if self.integers is None:
+            self._check_new()
             values, scales = (one.new_empty((self._count, *one.shape)) for one in (matrix.values, matrix.scales))
             static = None if matrix.static_scale is None else matrix.static_scale.new_empty(self._count)
             self.integers = replace(matrix, values=values, scales=scales, zeros=None, static_scale=static)
@@ -202,7 +210,7 @@ class ExpertStack:
             or any(getattr(stack, name) != getattr(matrix, name) for name in ("bits", "group", "inputs", "rounds"))
             or (stack.static_scale is None) != (matrix.static_scale is None)
         ):
-            raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
+            raise mixed_experts()
         if matrix.zeros is not None and stack.zeros is None:
             shape = self._count, *matrix.zeros.shape
             stack = self.integers = replace(stack, zeros=matrix.zeros.new_full(shape, MIDDLE[stack.bits]))
@@ -215,6 +223,11 @@ class ExpertStack:
             static = stack.static_scale[number : number + 1].copy_(matrix.static_scale)
         own = {"values": stack.values[number], "scales": stack.scales[number], "zeros": zeros}
         return replace(stack, **own, static_scale=static)
+
+    def _check_new(self) -> None:
+        """Raise CheckpointError if the stack has matrices of another form."""
+        if any(one is not None for one in (self.whole, self.integers, self.blocks, self.fp8)):
+            raise mixed_experts()
 
     def place_bias(self, number: int, matrix: Slots, target: Target) -> Tensor:
         """Return the memory of one bias, [rows], to be filled."""

@@ -13,7 +13,7 @@ from engine.models.sources import join
 from engine.weights.slot import Slot, Slots
 from kernels.block_weights import PlaneWeight, SegmentedWeight
 from kernels.cpu.packing import Packed, Segments, restore_blocks
-from kernels.embedding import embedding
+from kernels.embedding import embedding, scaled
 from kernels.fp8 import Fp8Weight
 from kernels.ggml_blocks import BlockWeight, to_int6
 from kernels.ggml_layout import LAYOUTS
@@ -60,14 +60,13 @@ class Vocabulary:
         if target.quantized is not None and not self.part.is_sum:
             self.blocks = target.quantized.block_table(path, target.executor)
         if self.blocks is not None:
-            self.table = self.blocks.blocks[looked_up].to(target.device)
+            self._keep(self.blocks, looked_up, target)
             self._load_added(read, target)
             return
         rows = read(self.name)[looked_up]
         if target.embedding == "int6":
             _check_blocks(self.part.row_width)
-            self.blocks = to_int6(rows)
-            self.table = self.blocks.blocks.to(target.device)
+            self._keep(to_int6(rows), slice(None), target)
             self._load_added(read, target)
             return
         # Looked up in the stored type, except float64, which no kernel reads.
@@ -75,6 +74,11 @@ class Vocabulary:
         in_file = on_cpu and rows.dtype != torch.float64 and not restored
         self.table = rows if in_file else rows.to(target.device, target.dtype)
         self._load_added(read, target)
+
+    def _keep(self, blocks: BlockWeight, rows: slice, target: Target) -> None:
+        """Keep these rows, and no memory of the others or of the host."""
+        self.table = blocks.blocks[rows].to(target.device)
+        self.blocks = replace(blocks, blocks=self.table)
 
     def _load_added(self, read: Read, target: Target) -> None:
         """Load the tables of positions and segments, and the head."""
@@ -100,7 +104,8 @@ class Vocabulary:
         rounded = replace(target, bits=target.head, group=target.head_group)
         count = last - first
         share = Slot(path if out.tied else out.name, first, count, 0)
-        packed = target.native("", Slots((share,), count, 0, self.part.row_width), "head")
+        matrix = Slots((share,), count, 0, self.part.row_width)
+        packed = None if out.unit_rows else target.native("", matrix, "head")
         if packed is None:
             source = self._tied_rows(read, mine) if out.tied else read(f"{out.name}.weight")[mine]
             source = torch.nn.functional.normalize(source.float()).to(source.dtype) if out.unit_rows else source
@@ -135,7 +140,7 @@ class Vocabulary:
         rows = replace(self.blocks, blocks=self.table[ids])
         team = self.target.team
         restored = rows.restored() if team is None else restore_blocks(rows, team.variant)
-        return restored.to(dtype) * self.part.scale
+        return scaled(restored.to(dtype), self.part.scale)
 
     def summed(self, ids: Tensor, positions: Tensor, segments: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the sum of token, position and segment rows, [tokens, hidden]. Arguments: [tokens] integers."""

@@ -357,7 +357,7 @@ class _Footprint:
             first, rows = 0, head.rows
         source = path if head.tied else head.name
         name = f"{head.name} (of {embed.name})" if head.tied else head.name
-        native = self._native_of([source], "head")
+        native = None if head.unit_rows else self._native_of([source], "head")
         if native is not None:
             yield from self._native("head", name, native, [source], rows, embed.row_width, [(first, 0)])
         else:

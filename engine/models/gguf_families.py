@@ -51,10 +51,13 @@ class Keys:
             raise CheckpointError(f"{self.file.path}: {name} is {found!r}; it must be a number above 0")
         return found
 
-    def largest(self, key: str) -> Any:
-        """Return a number above 0, or the largest one of a list with one for each layer."""
+    def largest(self, key: str, default: float | None = None) -> Any:
+        """Return a number above 0, or the largest one of a list with one for each layer. Raises CheckpointError as
+        `positive`."""
         found = self.get(key)
-        return max(found) if isinstance(found, tuple) and max(found) > 0 else self.positive(key)
+        if isinstance(found, tuple) and {type(one) for one in found} == {int} and max(found) > 0:
+            return max(found)
+        return self.positive(key, default)
 
     def tensor(self, name: str) -> GgufTensor | None:
         return next((one for one in self.file.tensors if one.name == name), None)
@@ -88,8 +91,7 @@ class Keys:
     @property
     def kv_heads(self) -> int:
         """Number of heads of keys and values, in layers that have any."""
-        found = self.get("attention.head_count_kv", self.heads)
-        return max(found) if isinstance(found, tuple) else int(self.positive("attention.head_count_kv", self.heads))
+        return int(self.largest("attention.head_count_kv", self.heads))
 
     @property
     def head_dim(self) -> int:

@@ -34,6 +34,8 @@ def native_paths(model: Model, quantization: Quantization | None, executor: Exec
         return ()
     roles, found = matrix_roles(model), list[str]()
     dequantized = expansions(model)
+    if model.head is not None and model.head.unit_rows:
+        dequantized |= {model.head.name}
     for paths in fused_paths(model):
         native = quantization.native(paths, executor)
         if native is None or not dequantized.isdisjoint(paths):

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kernels.block_sum import block_sum, kind_constants, stages_for
 from kernels.experts.integer_matmul import QWEN
-from kernels.experts.matmul import EXPERT_MATMUL, store_pairs
-from kernels.experts.schedule import EXPERT_SCHEDULE, drawn_expert_ids, empty_schedule, tile_rows
+from kernels.experts.matmul import EXPERT_MATMUL, read_bytes, store_pairs
+from kernels.experts.schedule import drawn_schedule
 from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 from kernels.plane_layout import PLANES, num_groups, num_units
@@ -191,9 +191,7 @@ def _inputs(
     scaled: bool = False,
 ) -> Args:
     """down: a row of x for each pair. rows: of a tile (default: as served)."""
-    expert_ids = drawn_expert_ids(make, tokens, num_experts, top_k, None)
-    rows = rows or tile_rows(tokens, top_k, num_experts)
-    pairs, tiles = (empty_schedule if make.meta else EXPERT_SCHEDULE.reference)(expert_ids, num_experts, rows)
+    pairs, tiles, rows = drawn_schedule(make, tokens, num_experts, top_k, rows)
     x = make.normal(tokens * (top_k if down else 1), inputs)
     planes = drawn_planes(make, kind, outputs, inputs, (num_experts,))
     bias = make.normal(num_experts, outputs) if biased else None
@@ -212,17 +210,10 @@ def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...
 def _traffic(
     x: Tensor, low: Tensor, high: Tensor | None, group_scales: Tensor, units: Tensor | None, *more: Any
 ) -> int:
-    """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
-    experts."""
     _, pairs, tiles, _, _, bias, scales = (*more, *(None,) * (7 - len(more)))
-    num_experts, outputs = low.shape[:2]
-    if tiles.device.type == "meta":
-        used = num_experts * (1 - (1 - 1 / num_experts) ** len(pairs))
-    else:
-        used = len({expert for expert, first, end in tiles.tolist() if first < end})
-    results = len(pairs) * outputs * x.element_size()
-    each = nbytes(low, high, group_scales, units, bias) / num_experts
-    return nbytes(x, pairs, tiles, scales) + results + round(each * used)
+    results = len(pairs) * low.shape[1] * x.element_size()
+    read = read_bytes(pairs, tiles, low, high, group_scales, units, bias)
+    return nbytes(x, pairs, tiles, scales) + results + read
 
 
 SMALL = {"inputs": 256, "outputs": 37}

@@ -128,3 +128,12 @@ def test_embedding_looks_up_casts_and_scales_rows():
     table = random(5, 4).bfloat16()
     got = embedding(torch.tensor([4, 0, 4]), table, torch.float32, 3.0)
     assert got.dtype == torch.float32 and torch.equal(got, table[[4, 0, 4]].float() * 3.0)
+
+
+def test_the_factor_of_an_embedding_stays_on_the_host(monkeypatch):
+    """A step that is captured as a graph cannot copy it to the device."""
+    made, tensor = [], torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *values, **more: made.append(tensor(*values, **more)) or made[-1])
+    ids, table = torch.empty(3, dtype=torch.int32, device="meta"), torch.empty(5, 8, device="meta")
+    assert embedding(ids, table, torch.bfloat16, 3.3).shape == (3, 8)
+    assert [one.device.type for one in made] == ["cpu"]

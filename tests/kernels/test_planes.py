@@ -46,6 +46,20 @@ def test_planes_have_the_values_of_the_package_bit_for_bit(kind, make):
     assert sum(math.prod(one.factors) for one in planned) == sum(one.nbytes for one in packed.tensors)
 
 
+@pytest.mark.parametrize("kind", PLANES)
+def test_values_need_no_copy_from_the_host_after_the_first_time(kind, monkeypatch):
+    """A step that is captured as a graph looks up rows of an embedding. It was computed once before."""
+    weight = drawn(kind)
+    want = weight.restored()
+
+    def refuse(*arguments, **more):
+        raise RuntimeError("cannot copy between CPU and CUDA tensors during the capture of a graph")
+
+    for name in ("tensor", "as_tensor", "from_numpy", "frombuffer"):
+        monkeypatch.setattr(torch, name, refuse)
+    assert torch.equal(weight.restored(), want)
+
+
 def test_every_power_of_two_is_exact():
     blocks = np.zeros((255, 17), np.uint8)
     blocks[:, 0], blocks[:, 1:] = np.arange(255), np.arange(16) * 17

@@ -41,16 +41,18 @@ def test_its_functions_replace_those_of_torch(name: str, op: str, site: Path, tm
     save_family(name, random_family(name), path)
     toy = importlib.import_module("toy_executor")
     toy.CALLS.clear()
-    plain = LLM(path, **SMALL, kernels="torch").generate(prompts, GREEDY)
+    torch_alone = LLM(path, **SMALL, kernels="torch")
+    plain, other_prompt = torch_alone.generate(prompts, GREEDY), [[7] * 9]
+    with_attention = torch_alone.generate(other_prompt, GREEDY)
     assert not toy.CALLS
     engine = LLM(path, **SMALL, kernels="torch", executor="toy")
     found = engine.generate(prompts, GREEDY)
     assert set(toy.CALLS) == {op}
     assert [one.ids for one in found] == [one.ids for one in plain]
     toy.ZEROS.append(True)
-    other = engine.generate([[7] * 9], GREEDY)
+    without = engine.generate(other_prompt, GREEDY)
     toy.ZEROS.clear()
-    assert [one.logprobs for one in other] != [one.logprobs for one in engine.generate([[8] * 9], GREEDY)]
+    assert [one.logprobs for one in without] != [one.logprobs for one in with_attention]
 
 
 @pytest.mark.parametrize(

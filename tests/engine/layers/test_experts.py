@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from appliance.planning.derivation import summed
 from appliance.planning.workspace import PROCESS_BYTES, StepSize, workspace
+from engine.api.errors import CheckpointError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers import fused as fused_executor
-from engine.layers.linear import Target
+from engine.layers.linear import ExpertStack, Target
 from engine.layers.loaded import LoadedWeights, unloaded
 from engine.layers.lora import NO_ADAPTERS
 from engine.layers.model import TextModel, make_pages
@@ -41,8 +42,11 @@ from engine.models.parts import (
 )
 from engine.models.sources import sources
 from engine.weights.random import RandomWeights
+from engine.weights.slot import Slot, Slots
 from engine.worker.batch import build_batch
+from kernels.block_weights import pack_blocks
 from kernels.cpu.program import Team
+from kernels.ggml_blocks import BlockWeight
 from kernels.jit import installed, recorded
 
 HIDDEN, VOCAB, TOKENS = 40, 51, 70
@@ -249,6 +253,21 @@ def test_ranks_sum_expert_outputs_in_float32(dtype, tolerance):
     assert first.dtype == second.dtype == torch.float32
     whole = layer_of(GATED, dtype=dtype).fused(x).float()
     torch.testing.assert_close(first + second, whole, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("plain_first", [True, False])
+def test_experts_of_one_stack_have_one_form(plain_first):
+    """A kernel takes all of them, and would read memory that no expert has filled."""
+    stack, slots = ExpertStack(2), Slots((Slot("w", 0, 3, 0),), 3, 0, 64)
+    planes = pack_blocks(BlockWeight(torch.zeros(3, 40, dtype=torch.uint8), "Q4_1", 64), torch.device("cpu"))
+    puts = [
+        lambda: stack.place(0, slots, Target(torch.float32, torch.device("cpu"))),
+        lambda: stack.put_blocks(1, planes),
+    ]
+    first, second = puts if plain_first else puts[::-1]
+    first()
+    with pytest.raises(CheckpointError, match="experts of a layer are quantized differently"):
+        second()
 
 
 def test_expert_matrices_are_stored_once_and_stacked():

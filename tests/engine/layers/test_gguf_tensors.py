@@ -1,6 +1,7 @@
 """Tensors of GGUF files that are more than one matrix, in quantized types: slices of the experts of a layer, the halves
 of a latent projection, and embeddings that are scaled."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from gguf import GGMLQuantizationType as Type
 
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import best
+from kernels.embedding import embedding
 from kernels.jit import installed
 from tests.engine.gguf_writer import Kind, write_gguf
 from tests.engine.layers.families import CONFIGURATIONS, EAGER, MLA, SIZES
@@ -120,6 +122,14 @@ def test_experts_keep_the_bits_of_the_file_on_a_gpu(name, files, driver, ids):
 def test_embeddings_are_scaled(name, kind, files, driver, ids):
     """Gemma's head is tied to them."""
     check(driver, ids(30, 4), *files(name, {"token_embd": kind}))
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+def test_the_factor_of_blocks_is_rounded_as_that_of_plain_embeddings(files, driver):
+    own = driver(files("gemma", {"token_embd": Type.Q6_K})[0], kernels="triton").model.vocabulary
+    own.part, ids = replace(own.part, scale=3.3), torch.arange(20)
+    want = embedding(ids, own.blocks.restored(), torch.bfloat16, 3.3)
+    assert torch.equal(own.embed(ids, torch.bfloat16), want)
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q5_1, Type.IQ4_NL])

@@ -1,5 +1,6 @@
 """Every type of GGUF: integers and dequantized numbers are compared with the package gguf."""
 
+from dataclasses import replace
 from functools import partial
 
 import gguf
@@ -12,6 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from engine.api.errors import CheckpointError
 from engine.formats.ggml import INTEGERS, format_of
 from engine.models.checkpoint import read_checkpoint
+from engine.models.stored import native_paths
 from kernels.block_weights import PlaneWeight, SegmentedWeight
 from kernels.cpu.library import best
 from kernels.integers import IntegerWeight
@@ -171,6 +173,7 @@ def test_ranks_have_their_share_of_the_planes(tmp_path, monkeypatch, driver):
         assert torch.equal(own.restored(), every[:, 256 * rank : 256 * (rank + 1)])
         head = slice(rank * len(whole.vocabulary.head) // 2, (rank + 1) * len(whole.vocabulary.head) // 2)
         assert torch.equal(model.vocabulary.head.restored(), whole.vocabulary.head[head])
+        assert model.vocabulary.blocks.blocks is model.vocabulary.table, "the memory of other ranks' rows is freed"
         first = model.vocabulary._rows(torch.tensor([0, 1]), torch.float32)
         assert torch.equal(first, whole.vocabulary._rows(torch.tensor([head.start, head.start + 1]), torch.float32))
 
@@ -185,6 +188,19 @@ def test_sources_of_several_types_are_multiplied_one_after_another_on_a_gpu(tmp_
     fused = test_gguf.linears(engine)[0].weight
     assert isinstance(fused, SegmentedWeight)
     assert [type(piece) for piece in fused.pieces] == [PlaneWeight, IntegerWeight, PlaneWeight]
+
+
+@pytest.mark.parametrize("executor", [best(), pytest.param("triton", marks=TRITON)])
+def test_a_head_whose_rows_have_length_one_is_dequantized(executor, tmp_path):
+    """Baichuan 2's: blocks cannot be divided by the lengths of their rows."""
+    found = read_checkpoint(test_gguf.write(tmp_path / "m", {"lm_head": Type.Q6_K}, **WIDE))
+    model = replace(found.model, head=replace(found.model.head, unit_rows=True))
+    checkpoint, x = replace(found, model=model), torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
+    compare(checkpoint, executor)
+    own, wanted = (loaded(checkpoint, by) for by in (executor, "torch"))
+    own.reserve(4, 4)
+    torch.testing.assert_close(own.logits(x), wanted.logits(x), rtol=0, atol=1e-5)
+    assert model.head.name not in native_paths(model, checkpoint.quantization, "triton")
 
 
 def test_ranks_divide_blocks_nowhere(tmp_path, monkeypatch, driver, on_ranks):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 
 from engine import LLM, Params
 from engine.api.errors import CheckpointError
+from engine.gguf.file import GgufFile
 from engine.models.checkpoint import read_checkpoint
+from engine.models.gguf_families import Keys
 from tests.engine.layers.test_gguf import Type, want, write
 from tests.engine.text.test_gguf_tokenizer import KINDS
 
@@ -80,6 +83,14 @@ def test_another_scaling_is_refused(tmp_path):
     folder = write(tmp_path / "m", {}, config=False, extra=spiral)
     with pytest.raises(CheckpointError, match=r"llama\.rope\.scaling\.type is 'spiral'; supported are linear and yarn"):
         read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("listed", [(), ("66", "22"), (1.5, 2.5), (-1, 0)])
+def test_a_list_without_sizes_is_refused(listed):
+    keys = Keys(GgufFile(Path("m.gguf"), {"x.feed_forward_length": listed, "x.sizes": (0, 66, 22)}, ()), "x")
+    assert keys.largest("sizes") == 66 and keys.largest("missing", 3) == 3
+    with pytest.raises(CheckpointError, match="feed_forward_length is .* must be a number above 0"):
+        keys.largest("feed_forward_length")
 
 
 def with_tokens(kinds, **ids):
