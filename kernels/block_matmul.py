@@ -19,7 +19,7 @@ from kernels.jit import jit, launch, power_of_2, row_stride, tl
 from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
 from kernels.plane_layout import PLANES
 from kernels.planes import Planes, check_planes, drawn_planes, restored
-from kernels.tuning import settings
+from kernels.tuning import has_tensor_memory, settings
 
 
 @jit(varying=("rows",))
@@ -99,7 +99,9 @@ def _triton(
     (rows, inputs), outputs = x.shape, low.shape[0]
     check_planes(Planes(low, high, scales, units), kind, outputs, inputs)
     y = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
-    columns = min(MOST_COLUMNS, max(LEAST_COLUMNS, power_of_2(rows)))
+    # Triton 3.6 gives each of the four products of a step its own sums in tensor memory: 4 · 128 columns and some more.
+    most = MOST_COLUMNS // 2 if has_tensor_memory(x.device) else MOST_COLUMNS
+    columns = min(most, max(LEAST_COLUMNS, power_of_2(rows)))
     if x.dtype.itemsize > 2:
         columns = min(columns, FEW_ROWS)
     tile = 64

@@ -1,7 +1,7 @@
 """Compile every kernel without a GPU and print the resources that each takes.
 
     python -m kernels.report --target sm_90 --op rms_norm
-    python -m kernels.report --check                     exits 1 if a kernel spills that must not, or is too large
+    python -m kernels.report --check                     exits 1 if a kernel spills (over 16 bytes) or is too large
     python -m kernels.report --cache DIR --target sm_90  fills a folder that a process on such a device finds complete
 
 It compiles the launches of all operations at their bench cases, or of `--launches MODULE:FUNCTION`: a function that
@@ -48,6 +48,9 @@ class OpLaunch:
 Source = Callable[[Target], list[OpLaunch]]  # returns the same launches each time; picklable
 
 
+FEW_BYTES = 16  # per thread: up to four registers may spill, whose number differs between releases of Triton
+
+
 @dataclass(frozen=True)
 class Row:
     """A line of the table."""
@@ -67,7 +70,7 @@ class Row:
         if made is None:
             yield f"{where}: {self.error}"
             return
-        if made.spilled and target.gated and not self.may_spill:
+        if made.spilled > FEW_BYTES and target.gated and not self.may_spill:
             yield f"{where}: {made.kernel} spills {made.spilled} bytes per thread"
         if made.shared > target.shared:
             has = f"the target has {target.shared:,}"
@@ -153,7 +156,7 @@ def _prepare(sources: Sequence[Source], settings: Settings) -> Callable[[Compile
 
     @cache
     def launches(source: int, target: str, device: str) -> list[OpLaunch]:
-        with tuning.assumed(device, TARGETS[target].shared):
+        with tuning.assumed(device, TARGETS[target].shared, tensor_memory=TARGETS[target].columns > 0):
             return sources[source](TARGETS[target])
 
     def compile_job(job: CompileJob) -> Compiled | str:
@@ -191,7 +194,7 @@ def compile_all(
         place: dict[Any, int] = {}
         for device in devices or dict.fromkeys((*target.devices, *tuning.devices(target.name))):
             for number, source in enumerate(sources):
-                with tuning.assumed(device, target.shared):
+                with tuning.assumed(device, target.shared, tensor_memory=target.columns > 0):
                     wanted = source(target)
                 for at, one in enumerate(wanted):
                     key = one.launch.kernel if brief and not target.gated else signature(one.launch)

@@ -34,10 +34,12 @@ LARGE_TILES = 160 << 10  # bytes of shared memory from which kernels use the til
 
 @dataclass(frozen=True)
 class Assumed:
-    """A device to compile for: its name and the maximum bytes of shared memory of a program."""
+    """A device to compile for: its name, the maximum bytes of shared memory of a program, and whether products have
+    their sums in tensor memory."""
 
     name: str
     shared: int
+    tensor_memory: bool
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,9 @@ def recorded_queries() -> Iterator[list[TuningQuery]]:
 
 
 @contextmanager
-def assumed(device: str, shared: int = SHARED) -> Iterator[None]:
-    """Use the settings of a device of this name and shared memory within the context, to compile ahead of time."""
-    token = _assumed.set(Assumed(device, shared))
+def assumed(device: str, shared: int = SHARED, *, tensor_memory: bool = False) -> Iterator[None]:
+    """Use the settings of a device of this name and memory within the context, to compile ahead of time."""
+    token = _assumed.set(Assumed(device, shared, tensor_memory))
     try:
         yield
     finally:
@@ -125,6 +127,17 @@ def shared_memory(device: torch.device) -> int:
     GPUs of compute capability 8.6, 8.9 and 12.0, 64 on AMD GPUs."""
     there = _assumed.get()
     return _shared_memory(device) if there is None else there.shared
+
+
+def has_tensor_memory(device: torch.device) -> bool:
+    """Return whether products have their sums in tensor memory, as on GPUs of compute capability 10."""
+    there = _assumed.get()
+    return _has_tensor_memory(device) if there is None else there.tensor_memory
+
+
+@cache
+def _has_tensor_memory(device: torch.device) -> bool:
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 10
 
 
 @cache

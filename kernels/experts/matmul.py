@@ -22,7 +22,7 @@ from kernels.experts.schedule import EXPERT_SCHEDULE, drawn_schedule, tile_rows
 from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 from kernels.product_tiles import product_sum
-from kernels.tuning import settings
+from kernels.tuning import has_tensor_memory, settings
 
 STEP = 64  # inputs at a time
 
@@ -149,6 +149,8 @@ def _triton(
         raise ValueError(f"scales of {list(scales.shape)}: must be contiguous, one for each of {len(pairs)} pairs")
     y = torch.empty((len(pairs), outputs), dtype=x.dtype, device=x.device)
     default = _default(rows, outputs, inputs * x.element_size(), x.element_size())
+    if scales is not None and has_tensor_memory(x.device):  # larger tiles spill
+        default["columns"] = min(default["columns"], 128)
     tuned = settings("expert_matmul", default, x.device, rows=rows, outputs=outputs, inputs=inputs)
     launch(
         expert_matmul_kernel,

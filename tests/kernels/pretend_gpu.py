@@ -63,7 +63,7 @@ def launch(name: str, chosen: Callable[[Target], list[tuple[Op, Case]]]) -> dict
     compiled = []
     triton.knobs.compilation.listener = lambda **seen: compiled.append(seen["cache_hit"])
     assume_multiprocessors()
-    with tuning.assumed(target.devices[0], target.shared):
+    with tuning.assumed(target.devices[0], target.shared, tensor_memory=target.columns > 0):
         for op, case in chosen(target):
             op(*op.inputs(Unwritten(torch.device("cpu"), torch.bfloat16), **case.sizes))
     return {"launches": ctypes.CDLL("libcuda.so.1").cuLaunchedKernels(), "compiled": compiled.count(False)}
