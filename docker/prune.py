@@ -48,16 +48,19 @@ ANY_BUILD = (
 # Tracing, exporting, compiling and training models, which the CPU engine never does.
 CPU_BUILD = (
     "functorch",
+    "numpy/distutils",
     "numpy/random",  # numpy imports it on first use; of torch, only torch.compile uses it
     "torchgen/packaged",
     "torch/_dynamo",
     "torch/_export/db",
     "torch/_export/serde",
     "torch/_inductor",
+    "torch/_numpy",
     "torch/_vendor/quack",
     "torch/ao/ns",
     "torch/ao/pruning",
     "torch/backends/_nnapi",
+    "torch/distributed/_shard",
     "torch/distributed/_tools",
     "torch/distributed/checkpoint",
     "torch/distributed/elastic",
@@ -66,6 +69,7 @@ CPU_BUILD = (
     "torch/distributed/optim",
     "torch/distributed/pipelining",
     "torch/onnx",
+    "torch/sparse/_triton_ops*",
     "torch/testing/_internal/common_[!d]*",  # torch imports common_dtype and logging_tensor
     "torch/testing/_internal/[!_cl]*",
     "torch/utils/benchmark",
