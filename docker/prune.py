@@ -59,6 +59,7 @@ CPU_BUILD = (
     "torch/_vendor/quack",
     "torch/ao/ns",
     "torch/ao/pruning",
+    "torch/ao/quantization/fx",
     "torch/backends/_nnapi",
     "torch/distributed/_shard",
     "torch/distributed/_tools",
@@ -68,11 +69,13 @@ CPU_BUILD = (
     "torch/distributed/fsdp",
     "torch/distributed/optim",
     "torch/distributed/pipelining",
+    "torch/fx/experimental/migrate_gradual_types",
     "torch/onnx",
     "torch/sparse/_triton_ops*",
     "torch/testing/_internal/common_[!d]*",  # torch imports common_dtype and logging_tensor
     "torch/testing/_internal/[!_cl]*",
     "torch/utils/benchmark",
+    "torch/utils/_sympy",
     "torch/utils/hipify",
     "torch/utils/tensorboard",
 )
