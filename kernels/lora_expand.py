@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels.jit import jit, launch, power_of_2, row_stride, tl
 from kernels.lora_shrink import drawn_schedule, num_parts, single_schedule
 from kernels.op import Args, Case, Make, Op, nbytes
-from kernels.tuning import settings
+from kernels.tuning import has_tensor_memory, settings
 
 BLOCK = 128  # outputs of a program, at most
 STEP = 64  # columns of u at a time, at most
@@ -115,7 +115,9 @@ def _triton(
             raise ValueError(f"{name}: must be contiguous; call .contiguous()")
     if y.shape != (len(pairs), outputs):
         raise ValueError(f"y of {list(y.shape)}: {len(pairs)} pairs need rows of {outputs} outputs")
-    tuned = settings("lora_expand", {"warps": 4, "stages": 2}, y.device, rows=rows, outputs=outputs, rank=rank)
+    # Sums leave tensor memory through registers: those of 4 warps would spill.
+    warps = 8 if rows >= 32 and has_tensor_memory(y.device) else 4
+    tuned = settings("lora_expand", {"warps": warps, "stages": 2}, y.device, rows=rows, outputs=outputs, rank=rank)
     launch(
         lora_expand_kernel,
         (len(spans), len(tiles)),
