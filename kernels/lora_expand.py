@@ -115,7 +115,7 @@ def _triton(
             raise ValueError(f"{name}: must be contiguous; call .contiguous()")
     if y.shape != (len(pairs), outputs):
         raise ValueError(f"y of {list(y.shape)}: {len(pairs)} pairs need rows of {outputs} outputs")
-    # Sums leave tensor memory through registers: those of 4 warps would spill.
+    # Sums are copied from tensor memory to registers, of which 4 warps have too few.
     warps = 8 if rows >= 32 and has_tensor_memory(y.device) else 4
     tuned = settings("lora_expand", {"warps": warps, "stages": 2}, y.device, rows=rows, outputs=outputs, rank=rank)
     launch(

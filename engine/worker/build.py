@@ -187,7 +187,7 @@ Join = Callable[[Checkpoint, torch.device, Team | None], World]
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Models of a rank, and how their keys and values are laid out."""
+    """Models of a rank, and the layout of their keys and values."""
 
     checkpoint: Checkpoint
     form: Layout
@@ -205,7 +205,7 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class _Allocated:
-    """What executes the steps of a rank, with all memory of its requests."""
+    """The runner of a rank's steps, and the sizes of the memory that it allocated."""
 
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner
     blocks: int  # of the pool
