@@ -20,9 +20,11 @@ WINDOW = 16  # steps of the moving averages
 OUTLIER = 3.0  # a time is counted as at most this multiple of the average; of a draft, also as a step without drafts
 FIRST_PAUSE, LAST_PAUSE = 16, 512  # of a request in tokens, of a level in steps; doubled each time
 MISSES = 16  # drafts without a match after which a request pauses
-DECAY = 0.9  # weight of earlier drafts of a request, per draft
+DECAY = 0.8  # weight of earlier drafts of a request, per draft
 FIRST_DRAFT = 4  # maximum tokens of a draft while a level or a request has no verified one
+LEAST_BREAK_EVEN = 0.05  # a measured one may be 0 by chance
 PRIOR = (1.8, 2.0)  # accepted and tried tokens that a request begins with: soon outweighed
+PROBE = (0.45, 0.5)  # accepted and tried tokens after a pause: the first draft, of one token, decides
 
 
 class LoadLevel(msgspec.Struct, array_like=True):
@@ -74,15 +76,17 @@ class Acceptance(msgspec.Struct, array_like=True):
     def length(self, break_even: float, length: int) -> int | None:
         """Return the number of draft tokens that pay; None: no limit. length: of the sequence.
 
-        The first draft of a request, or after a pause, is short, because nothing is known of its acceptance."""
+        The first drafts of a request, or after a pause, are short, because little is known of their acceptance."""
         rate = self.rate
-        if break_even <= 0 or rate >= 1:
-            return FIRST_DRAFT if self.tried <= PRIOR[1] else None
+        most = 1 if self.tried <= PROBE[1] else FIRST_DRAFT if self.tried <= PRIOR[1] else None
+        break_even = max(break_even, LEAST_BREAK_EVEN)
+        if rate >= 1:
+            return most
         if break_even < rate:
             pays = int(math.log(break_even) / math.log(rate))
-            return min(pays, FIRST_DRAFT) if self.tried <= PRIOR[1] else pays
+            return pays if most is None else min(pays, most)
         self._wait(length)
-        self.accepted, self.tried = PRIOR[0] / 2, PRIOR[1] / 2  # the next attempts decide
+        self.accepted, self.tried = PROBE
         return 0
 
     def _wait(self, length: int) -> None:

@@ -12,9 +12,9 @@
 //
 // 8 bits: [tile of NR outputs][group]{[word][NR][WORD8], [NR] scales}. 4 bits: [tile of W outputs][group]{[pair of
 // words][W][WORD4] with the first word in the low halves, [W] scales, [W] zero points if there are any}. A group is one
-// block of inputs or several. Scales have the type of the checkpoint's. A panel of x: [word][R] words of 4 bytes, then
-// [block][R] scales, then [block][R] totals: -Σ q times the number that represents zero in all weights, if there is one;
-// then the list of outliers of each row.
+// block of inputs or several. Scales have the type of the checkpoint's. A panel of x: [word][R] words of 4 bytes, which hold
+// WORD8 / PARTS8 or WORD4 numbers, then [block][R] scales, then [block][R] totals: -Σ q times the number that represents zero
+// in all weights, if there is one; then the list of outliers of each row.
 #pragma once
 
 #include <limits>
@@ -27,15 +27,20 @@ constexpr int64_t WORD8 = 4, WORD4 = 4;  // inputs of one word of 8 bits and of 
 #else
 constexpr int64_t WORD8 = 1, WORD4 = 1;
 #endif
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__) && !defined(__ARM_FEATURE_DOTPROD)
-constexpr int32_t MIDDLE8 = 128;  // what was added to the 8 bits of a weight when dot8 multiplies
-#else
+#if defined(__ARM_FEATURE_DOTPROD)
 constexpr int32_t MIDDLE8 = 0;  // dot8 multiplies signed weights
+#else
+constexpr int32_t MIDDLE8 = 128;  // what was added to the 8 bits of a weight when dot8 multiplies
+#endif
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+// Products of bytes would take three instructions of the two ports that multiply, those of 16-bit numbers take two. So a word
+// of 8-bit weights has two parts, inputs 0 and 2 and inputs 1 and 3, and a word of x has two numbers.
+constexpr int PARTS8 = 2;
+#else
+constexpr int PARTS8 = 1;
 #endif
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int MOST_ROWS4 = 10, MOST_ROWS8 = MOST_ROWS;
-#elif defined(__AVX2__) && !defined(__AVXVNNI__)
-constexpr int MOST_ROWS4 = 8, MOST_ROWS8 = 4;
 #else
 constexpr int MOST_ROWS4 = 8, MOST_ROWS8 = MOST_ROWS;
 #endif
@@ -54,12 +59,13 @@ static inline vi dot_bytes(vi sum, vi w, int32_t x) {
 }
 #endif
 
-// One word of 8-bit weights of W outputs, as dot8 takes it.
-static inline vi word8(const uint8_t* w) {
+// One part of a word of 8-bit weights of W outputs, as dot8 takes it.
+static inline vi word8(const uint8_t* w, [[maybe_unused]] int part) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
     return load((const int32_t*)w);
 #elif defined(__AVX2__)
-    return load((const int32_t*)w) ^ int32_t(0x80808080);
+    const vi bytes = load((const int32_t*)w);
+    return part ? (vi)_mm256_srli_epi16((__m256i)bytes, 8) : bytes & 0x00ff00ff;
 #elif defined(__ARM_FEATURE_DOTPROD)
     return (vi)veorq_u8(vld1q_u8(w), vdupq_n_u8(128));
 #else
@@ -67,14 +73,12 @@ static inline vi word8(const uint8_t* w) {
 #endif
 }
 
-// sum[lane] += Σ_i w[lane][i] · x[i] over one word
+// sum[lane] += Σ_i w[lane][i] · x[i] over one part of a word
 static inline vi dot8(vi sum, vi w, int32_t x) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
     return dot_bytes(sum, w, x);
 #elif defined(__AVX2__)
-    // |w| · (x with the sign of w): two products of at most 128 · 127 fit in 16 bits, so nothing saturates.
-    const __m256i size = _mm256_abs_epi8((__m256i)w), turned = _mm256_sign_epi8(_mm256_set1_epi32(x), (__m256i)w);
-    return sum + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(size, turned), _mm256_set1_epi16(1));
+    return sum + (vi)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x));
 #elif defined(__ARM_FEATURE_DOTPROD)
     return (vi)vdotq_s32((int32x4_t)sum, (int8x16_t)w, vreinterpretq_s8_s32(vdupq_n_s32(x)));
 #else
@@ -145,11 +149,11 @@ static inline float outlier_ratio(const Linear& op) { return op.form == TILES_IN
 
 // Memory layout of x and of the weights of a quantized linear.
 struct Quantised {
-    int64_t word, words, block, blocks, width, most_rows;  // inputs of a word; words of a row; inputs of a block; blocks of
-                                                           // a row; outputs of a tile
+    int64_t word, words, block, blocks, width, most_rows;  // inputs of a word of x; words of a row; inputs of a block;
+                                                           // blocks of a row; outputs of a tile
     explicit Quantised(const Linear& op) : block(block_of(op)) {
         const bool narrow = op.form == TILES_INT4;
-        word = narrow ? WORD4 : WORD8;
+        word = narrow ? WORD4 : WORD8 / PARTS8;
         words = (op.inputs + op.group - 1) / op.group * op.group / word;
         blocks = words * word / block;
         width = narrow ? W : NR;
@@ -363,6 +367,16 @@ static inline const float* row_of(const Linear& op, int64_t token, Scratch& scra
     return ordered;
 }
 
+// Words of two numbers of 16 bits: inputs 0 and 2, then 1 and 3, of each 4.
+static void in_parts(const int8_t* row, int64_t inputs, int32_t* words) {
+    for (int64_t i = 0; i < inputs / 4; i++) {
+        uint32_t four;
+        std::memcpy(&four, row + 4 * i, 4);
+        words[2 * i] = (int32_t(four << 24) >> 24 & 0xffff) | int32_t(int32_t(four << 8) >> 24) * 65536;
+        words[2 * i + 1] = (int32_t(four << 16) >> 24 & 0xffff) | (int32_t(four) >> 24) * 65536;
+    }
+}
+
 static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float* packed, Scratch& scratch) {
     const Quantised form(op);
     const Panels panels(tokens, form.most_rows);
@@ -377,6 +391,7 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
     for (int64_t block = 0; block < form.blocks; block++) totals[block * rows] *= -middle;
     const void* words = row;
     if (form.word == 1) std::copy(row, row + inputs, wide), words = wide;
+    if (form.word == 2) in_parts(row, inputs, wide), words = wide;
     for (int64_t i = 0; i < form.words; i++) std::memcpy(panel + i * rows + place, (const char*)words + 4 * i, 4);
     if (token != tokens - 1) return;
     for (int64_t after = place + 1; after < rows; after++) {
@@ -392,12 +407,12 @@ constexpr int64_t FEW_PANELS = 4;  // so many are near anyway, and take one tile
 // Some groups of a tile of 8-bit weights for a panel, onto sums, `stride` apart. scales and totals: of the blocks of x. BLOCK:
 // inputs of a block of x. With each line of weights, 1 / share as much of `next` is fetched.
 template <int R, int64_t BLOCK>
-__attribute__((noinline)) static void int8_groups(const Linear& op, const uint8_t* w, const int32_t* x, int64_t groups,
+__attribute__((noinline, optimize("no-tree-ter"))) static void int8_groups(const Linear& op, const uint8_t* w, const int32_t* x, int64_t groups,
                                                   const float* scales, const int32_t* totals, bool begins, const uint8_t* next,
                                                   int64_t share, float* sums, int64_t stride) {
-    constexpr int64_t BYTES = W * WORD8, WORDS = BLOCK / WORD8;
+    constexpr int64_t LINE = NR * WORD8;
     const auto [group, bytes, scale_bytes, step] = GroupTile(op);
-    const int64_t blocks = group / BLOCK, ahead = 2 * BYTES / share;
+    const int64_t blocks = group / BLOCK, ahead = LINE / share;
     vf acc[R][2];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int v = 0; v < 2; v++) acc[r][v] = begins ? vf{} : load(sums + r * stride + v * W);
@@ -406,15 +421,14 @@ __attribute__((noinline)) static void int8_groups(const Linear& op, const uint8_
         for (int64_t block = 0; block < blocks; block++, scales += R, totals += R) {
             vi left[R], right[R];
             UNROLL for (int r = 0; r < R; r++) left[r] = right[r] = vi{} + totals[r];
-            _Pragma("GCC unroll 4") for (int64_t i = 0; i < WORDS; i++, w += 2 * BYTES, x += R, next += ahead) {
-                __builtin_prefetch(next);
-                if (ahead > 64) __builtin_prefetch(next + 64);
-                const vi w0 = word8(w), w1 = word8(w + BYTES);
-                UNROLL for (int r = 0; r < R; r++) {
-                    left[r] = dot8(left[r], w0, x[r]);
-                    right[r] = dot8(right[r], w1, x[r]);
-                    IN_ORDER(left[r]);
-                    IN_ORDER(right[r]);
+            _Pragma("GCC unroll 2") for (int64_t i = 0; i < BLOCK / WORD8; i++, w += LINE, next += ahead) {
+                UNROLL for (int64_t at = 0; at < LINE; at += 64) __builtin_prefetch(next + at);
+                UNROLL for (int part = 0; part < PARTS8; part++, x += R) {
+                    const vi w0 = word8(w, part), w1 = word8(w + LINE / 2, part);
+                    UNROLL for (int r = 0; r < R; r++) {
+                        left[r] = dot8(left[r], w0, x[r]);
+                        right[r] = dot8(right[r], w1, x[r]);
+                    }
                 }
             }
             const vf scale0 = group_scales(group_end, op.scale_type), scale1 = group_scales(group_end, op.scale_type, 1);
@@ -448,7 +462,7 @@ static void int8_tiles(const Linear& op, const Quantised& form, int64_t tokens, 
                 // Each panel prefetches a share of the weights that are multiplied next.
                 const uint8_t* after = g + depth < groups ? piece + depth * step : w + (tiles + t) * apart;
                 const uint8_t* next = count > 1 ? after + p * depth * step / count : piece + FETCH;
-                int8_groups<R, BLOCK>(op, piece, panel + g * group / WORD8 * R, depth, (const float*)scales,
+                int8_groups<R, BLOCK>(op, piece, panel + g * group / form.word * R, depth, (const float*)scales,
                                       scales + form.blocks * R, g == 0, next, count, out + p * R * stride + t * NR, stride);
             }
     }

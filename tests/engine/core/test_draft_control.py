@@ -1,5 +1,6 @@
 """Adaptive drafts: they pause per request and per load level where measured times and acceptance say so."""
 
+import msgspec
 import pytest
 
 from engine.core.draft_control import (
@@ -111,7 +112,7 @@ def accepted(*drafts):
 def test_the_length_is_that_whose_last_token_pays():
     found = accepted(*[(4, 2)] * 40)  # 2 of 3 tried tokens
     assert found.rate == pytest.approx(2 / 3, abs=0.02)
-    assert found.length(0.0, 10) is None
+    assert found.length(0.0, 10) == 7, "a measured time of 0 is chance: 0.67⁷ = 0.06, 0.67⁸ = 0.04"
     assert found.length(0.25, 10) == 3  # 0.67³ = 0.30 pays, 0.67⁴ = 0.20 does not
     assert found.length(0.5, 10) == 1
 
@@ -152,4 +153,27 @@ def test_the_first_draft_of_a_request_is_short():
     acceptance = Acceptance()
     assert acceptance.length(0.2, 10) == acceptance.length(0.0, 10) == FIRST_DRAFT
     acceptance.verified(4, 4)
-    assert acceptance.length(0.2, 10) > FIRST_DRAFT and acceptance.length(0.0, 10) is None
+    assert acceptance.length(0.2, 10) > FIRST_DRAFT and acceptance.length(0.0, 10) > 2 * FIRST_DRAFT
+
+
+def test_one_token_decides_after_a_pause():
+    found = accepted((4, 0), (4, 0), (4, 0), (4, 0), (4, 0), (4, 0))
+    assert found.length(0.33, 100) == 0, "a pause"
+    assert found.length(0.33, 116) == found.length(0.0, 116) == 1
+    rejected = msgspec.structs.replace(found)
+    rejected.verified(1, 0)
+    assert rejected.length(0.33, 117) == 0 and rejected.resume == 117 + 2 * FIRST_PAUSE
+    found.verified(1, 1)
+    assert found.length(0.33, 118) == FIRST_DRAFT
+    found.verified(4, 4)
+    assert found.length(0.33, 122) > FIRST_DRAFT
+
+
+@pytest.mark.parametrize("break_even", (0.0, 0.1, 0.17, 0.33, 0.7))
+def test_drafts_that_are_always_wrong_cost_little(break_even):
+    found, drafted = Acceptance(), 0
+    for length in range(96):
+        if length >= found.resume and (count := found.length(break_even, length)):
+            drafted += count
+            found.verified(count, 0)
+    assert drafted * break_even < 0.05 * 96 and drafted < 45

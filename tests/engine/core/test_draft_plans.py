@@ -320,7 +320,7 @@ FAULTS = [
 def test_injected_fault_of_drafts_is_detected(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
-        for load in (*LOADS, PAUSING, replace(PAUSING, draft_cost=0.12)):
+        for load in (*LOADS, PAUSING, replace(PAUSING, draft_cost=0.3)):
             for method in ("suffix", "auto", "mtp", "mtp auto"):
                 simulate(replace(load, speculation=METHODS[method]))
 
