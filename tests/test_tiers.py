@@ -47,6 +47,7 @@ NOT_UNIT = (
         "appliance/evaluation",
         "appliance/media",
         "appliance/lockfile",
+        "appliance/planned_engines",
     ),
     *("appliance/runtime", "appliance/server", "appliance/server/http", "appliance/server/reply_store"),
     *(
