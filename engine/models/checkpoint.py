@@ -252,9 +252,11 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     wanted = read_json_object(index, INDEX_BYTES).get("weight_map")
     if not isinstance(wanted, dict) or not wanted:
         raise CheckpointError(f"{index}: weight_map is missing or empty")
+    known: set[object] = set()
     for name in wanted.values():
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or (name not in known and Path(name).name != name):
             raise CheckpointError(f"{index}: weight_map names {name!r}, which is not a file of this folder")
+        known.add(name)
     tensors: dict[str, TensorInfo] = {}
     names = sorted(set(wanted.values()))
     for number, name in enumerate(names, 1):

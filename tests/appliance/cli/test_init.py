@@ -25,7 +25,7 @@ def uncommented(text: str) -> str:
     return re.sub(r"^( *)#(?! \S)( *\w+:)", r"\1\2", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("model", ["Qwen2.5-7B-Instruct-GPTQ-Int4", "Llama-3.1-8B-Instruct", "Qwen3-30B-A3B", "gguf"])
+@pytest.mark.parametrize("model", ["Qwen2.5-7B-Instruct-GPTQ-Int4", "Qwen3-30B-A3B", "Llama-3.1-8B-Instruct", "gguf"])
 @pytest.mark.parametrize("words", ["avx512:16:300GiB", "h200x1"])
 @pytest.mark.sampled(3)
 def test_published_models_on_their_machines(
