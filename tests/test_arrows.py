@@ -306,8 +306,8 @@ def blocks(tree: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def statements(source: str) -> Statements:
-    """Return the imports and calls of a source, which is parsed once for all tests. Expressions have no imports; they
-    are searched for calls only if the source has the name of one that may be listed."""
+    """Return the imports and calls of a source, which is parsed once for all tests. Its expressions are searched only
+    if it has the name of a listed call."""
     tree = ast.parse(source)
     found = Statements([one for one in blocks(tree) if isinstance(one, ast.Import | ast.ImportFrom)], [])
     for node in ast.walk(tree) if LISTED_CALL.search(source) else ():
@@ -556,6 +556,7 @@ def loaded_by_package() -> tuple[dict[str, list[str]], str]:
     return dict(map(json.loads, done.stdout.splitlines())), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", (*TORCH_FREE, *TORCH_IN_FUNCTIONS))
 def test_a_fresh_interpreter_imports_every_module_of_a_package_without_torch(package: str) -> None:
     assert any(within(name, package) for name, _ in modules())

@@ -55,7 +55,7 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float3
 
 @dataclass(frozen=True)
 class _Described:
-    """What the configuration says of a model, for a task."""
+    """Parts of the configuration that a task needs."""
 
     outer: dict[str, Any]  # the whole configuration
     written: dict[str, Any]  # the part of it with the decoder and its towers
@@ -192,8 +192,8 @@ def _described(folder: Path, blocks: Path | None, task: TaskConfig) -> _Describe
 def _matched(
     model: Model, tensors: dict[str, TensorInfo], quantization: Quantization | None, modules: Modules | None
 ) -> tuple[Model, dict[str, TensorInfo]]:
-    """Return the model with the parts of its head that the tensors have, and the tensors by the names and shapes of
-    the model, including those of its pooling modules."""
+    """Return the model and its tensors. The head keeps only parts that are stored, and the tensors have the names and
+    shapes of the declaration."""
     tensors = unstacked(model, tensors, quantization)
     if model.transposed:
         tensors = _transposed(model, tensors)

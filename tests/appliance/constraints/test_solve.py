@@ -58,7 +58,7 @@ def pool(variable: Variable, facts: Facts) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Lawful:
-    """Every assignment that breaks no rule. A set of assignments is an integer: bit n stands for assignment n."""
+    """All assignments that satisfy the rules. A set of them is an integer: bit n is assignment n."""
 
     facts: Facts
     assignments: list[tuple[Any, ...]]  # values in the order of VARIABLES
