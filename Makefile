@@ -67,9 +67,9 @@ kernels: $(VENV)/.test
 	PYTHONPATH=$(VENV)/triton-$(TRITON) $(BIN)/python -m kernels.report --check --target sm_90 sm_100
 
 # Folders of unit tests. tests/test_tiers.py lists the others.
-UNIT := $(addprefix tests/appliance/,bundle chaos cli config deployment hardware migration observability output_formats planning security tuning) \
+UNIT := $(addprefix tests/appliance/,chaos cli config deployment hardware migration observability output_formats planning security tuning) \
 	$(addprefix tests/appliance/server/,anthropic chat pooling routing) \
-	$(addprefix tests/engine/,api gguf kv media models structured text) tests/test_tiers.py tests/test_arrows.py
+	$(addprefix tests/engine/,api gguf kv models structured text) tests/test_tiers.py tests/test_arrows.py
 
 quick: $(VENV)/.test
 	$(PYTEST) -m "not slow and not variants and not nightly" $(UNIT)

@@ -100,6 +100,21 @@ def group_terms(
 
 
 @jit
+def part_codes(first, second, further, part: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """Return the codes of a part of 32 inputs. first, second: bytes of the low plane for the parts 0 and 1, 2 and 3;
+    further: bytes of the high plane."""
+    if LOW == 4:
+        codes = ((first if part < 2 else second) >> (part % 2 * 4)) & 15
+    else:
+        codes = (first >> (part * 2)) & 3
+    if HIGH == 2:
+        codes = codes | (((further >> (part * 2)) & 3) << LOW)
+    if HIGH == 1:
+        codes = codes | (((further >> (part * 2)) & 1) << LOW)
+    return codes
+
+
+@jit
 def block_sum(
     low,
     high,
@@ -155,14 +170,7 @@ def block_sum(
             )
         for part in tl.static_range(4):
             i = k + part * 32
-            if LOW == 4:
-                codes = ((first if part < 2 else second) >> (part % 2 * 4)) & 15
-            else:
-                codes = (first >> (part * 2)) & 3
-            if HIGH == 2:
-                codes = codes | (((further >> (part * 2)) & 3) << LOW)
-            if HIGH == 1:
-                codes = codes | (((further >> (part * 2)) & 1) << LOW)
+            codes = part_codes(first, second, further, part, LOW, HIGH)
             if TABLE > 0:
                 number = exact_float(looked_up(codes, TABLE), 128)
             else:

@@ -106,8 +106,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # the tests of the page run without pytest-xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Start one worker more than there are CPUs: tests that start services wait as long as they compute."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Start one worker more than there are CPUs: tests that start services wait as long as they compute. Unit tests
+    start none, and each worker imports all test files."""
+    starts_services = "not slow" not in config.option.markexpr
+    return len(os.sched_getaffinity(0)) + starts_services
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

@@ -41,12 +41,14 @@ def always_nightly(source: str, name: str) -> bool:
 NOT_UNIT = (
     *(
         "appliance/bench",
+        "appliance/bundle",
         "appliance/chat_templates",
         "appliance/checkpoints",
         "appliance/constraints",
         "appliance/evaluation",
         "appliance/media",
         "appliance/lockfile",
+        "appliance/planned_engines",
     ),
     *("appliance/runtime", "appliance/server", "appliance/server/http", "appliance/server/reply_store"),
     *(
@@ -60,7 +62,15 @@ NOT_UNIT = (
         "engine",
         "engine/core",
     ),
-    *("engine/distributed", "engine/layers", "engine/sampling", "engine/weights", "engine/worker", "kernels"),
+    *(
+        "engine/distributed",
+        "engine/layers",
+        "engine/media",
+        "engine/sampling",
+        "engine/weights",
+        "engine/worker",
+        "kernels",
+    ),
     *("manifests", "packaging", "tools", "test_hangs.py", "test_repeat.py", "test_rewrite.py"),
 )
 

@@ -84,6 +84,7 @@ class Variable:
     auto: Callable[[View], tuple[Any, ...]]  # values of auto by facts and earlier variables, best first
     why: Callable[[View], str]  # reason for the first value of `auto`
     prefers: str  # preferences of `auto` as text
+    reads: tuple[str, ...] = ()  # earlier variables that `auto` reads
     spell: tuple[tuple[str, str], ...] = ()  # values whose YAML text differs
     limit: bool = False  # True: any value below a legal value is legal
     sole: bool = False  # True: the key does not accept auto, so omitting it is the only alternative to a value

@@ -1,8 +1,10 @@
 """Solver: finds the preferred choices that satisfy every rule, or a minimal conflict.
 
-The solver backtracks over the variables in order and evaluates a rule as soon as its last variable has a value. A
-variable is open (`auto`: the values it may resolve to), written (one value), or freed (all values that could be
-written). A minimal conflict is found by freeing variables one at a time while there is still no solution: first the
+The solver backtracks over the variables in order and evaluates a rule as soon as its last variable has a value. After a
+failure it returns to the last variable that the failure depends on (conflict-directed backjumping, Prosser, "Hybrid
+algorithms for the constraint satisfaction problem", 1993): a shortage of GPUs is found once, not for each number
+format. A variable is open (`auto`: the values it may resolve to), written (one value), or freed (all values that could
+be written). A minimal conflict is found by freeing variables one at a time while there is still no solution: first the
 open ones, then the written ones. Rules are then removed in the same way. This is the deletion filter of Chinneck,
 "Feasibility and Infeasibility in Optimization", 2008, chapter 6.
 """
@@ -52,24 +54,31 @@ def solve(
     view = View(situation.facts)
     # Written variables have one value. Assigning them first changes no preference and ends a futile search early.
     variables = sorted(variables, key=lambda variable: variable.name not in situation.written or variable.name in freed)
-    order = {variable.name: at for at, variable in enumerate(variables)}
-    due: list[list[Rule]] = [[] for _ in range(len(variables) + 1)]
+    bits = {variable.name: 1 << at for at, variable in enumerate(variables)}
+    due: list[list[tuple[Rule, int]]] = [[] for _ in range(len(variables) + 1)]
     for rule in rules:
-        due[1 + max((order[key] for key in rule.keys), default=-1)].append(rule)
+        read = sum(bits[key] for key in rule.keys)
+        due[read.bit_length()].append((rule, read))
 
-    def search(at: int) -> bool:
-        if not all(rule.holds(view) for rule in due[at]):
-            return False
+    def search(at: int) -> int | None:
+        """Return None once all variables have values, else the variables that the failure depends on, as bits."""
+        for rule, read in due[at]:
+            if not rule.holds(view):
+                return read
         if at == len(variables):
-            return True
-        variable = variables[at]
+            return None
+        variable, bit = variables[at], 1 << at
+        is_open = variable.name not in situation.written and variable.name not in freed
+        involved = sum(bits[name] for name in variable.reads) if is_open else 0
         for value in domain(variable, situation, view, freed):
             setattr(view, variable.name, value)
-            if search(at + 1):
-                return True
-        return False
+            failed = search(at + 1)
+            if failed is None or not failed & bit:
+                return failed  # another value would fail in the same way
+            involved |= failed
+        return involved & ~bit
 
-    return view if search(0) else None
+    return view if search(0) is None else None
 
 
 def domain(variable: Variable, situation: Situation, view: View, freed: Collection[str] = ()) -> tuple[Any, ...]:

@@ -151,6 +151,7 @@ VARIABLES = (
         auto=_dtypes,
         why=_dtype_why,
         prefers="on a CPU `float32`; on a GPU the checkpoint's type, `float16` if the GPU has no bfloat16",
+        reads=("device",),
     ),
     Variable(
         key="quantization.weights",
@@ -169,6 +170,7 @@ VARIABLES = (
         why=_kernels_why,
         prefers="on a CPU the fastest compiled variant that it runs, torch beside other types than float32 and where "
         "none is compiled; on a GPU Triton, torch where Triton is missing or does not serve the model",
+        reads=("device",),
     ),
     Variable(
         key="hardware.graphs",
@@ -177,6 +179,7 @@ VARIABLES = (
         auto=lambda view: (view.kernels == TRITON and not view.facts.model.pools,),
         why=_graphs_why,
         prefers="`true` with Triton kernels, for models that generate",
+        reads=("kernels",),
     ),
     Variable(
         key="hardware.batch_invariant",
@@ -195,6 +198,7 @@ VARIABLES = (
         why=_pages_why,
         prefers="on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside weights of 4 to 8 bits "
         "that a CPU's kernels multiply by; on a GPU, and beside other activations than float32, the activations' type",
+        reads=("device", "dtype", "weights", "kernels"),
     ),
     Variable(
         key="engine.cache.block_tokens",
@@ -237,5 +241,6 @@ VARIABLES = (
         auto=_tensors,
         why=_tensor_why,
         prefers="on a GPU the fewest ranks whose memory holds the model; on a CPU 1, as ranks share its memory",
+        reads=("device", "data"),
     ),
 )

@@ -5,6 +5,7 @@ The planner and the solver's memory rule (appliance/planning/ranks.py) call the 
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from appliance.config.manifest import Manifest
@@ -97,7 +98,7 @@ class MemoryBudget:
     host: Host
     host_account: Account
 
-    @property
+    @cached_property
     def holdings(self) -> tuple[Holding, ...]:
         return max(self.ranks, key=lambda held: sum(part_bytes(held).values()))
 
@@ -109,11 +110,11 @@ class MemoryBudget:
     def compiled(self) -> bool:
         return tiling(self.view.kernels) is not None
 
-    @property
+    @cached_property
     def weights(self) -> int:
         return sum(part_bytes(self.holdings).values())
 
-    @property
+    @cached_property
     def loading(self) -> int:
         """Return the peak memory of the rank while its weights load."""
         on_device = loading_bytes(self.holdings) if self.view.device == "cpu" else self.weights

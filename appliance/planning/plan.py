@@ -116,10 +116,7 @@ def plan(
     `origin` is where the checkpoint comes from, unless it is its own path. `locked` is true if a lock file exists
     beside the manifest; `golden` are its reference outputs, if the lock is enforced.
     """
-    manifest = settings.manifest
-    idle = tuple(idle_keys(settings, checkpoint.model))
-    if refused := [problem for problem in idle if problem.level == "error"]:
-        raise Refused(refused)
+    manifest, idle = settings.manifest, _unused_keys(settings, checkpoint.model)
     resolved = resolve(settings, checkpoint, machine)
     view = resolved.view
     budget = resolved.budget
@@ -132,17 +129,9 @@ def plan(
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = shutdown_timing(settings)
     origin = origin or Facts(checkpoint.path, checkpoint.path, "")
-    names = manifest.model.names or (origin.name or checkpoint.path.name.removesuffix(".gguf"),)
-    if (taken := next((one.name for one in manifest.adapters if one.name in names), None)) is not None:
-        refuse(settings, "adapters", f"{taken} is the name of the model; give the adapter another name")
+    names = _names(settings, checkpoint, origin)
     choices: dict[str, Choice[Any]] = {
-        **_source(manifest, origin),
-        **_adapters(settings),
-        **draft_choices(settings),
-        "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),
-        "model.lock": _lock(manifest, locked),
-        **pooled_choices(manifest, checkpoint),
-        "model.format": output_format(settings, checkpoint, origin.folder),
+        **_model_choices(settings, checkpoint, origin, names, locked=locked),
         **resolved.choices,
         **_prefix(checkpoint),
         **weight_format(settings, checkpoint, view),
@@ -292,6 +281,39 @@ def resolved_values(effective: Iterable[Effective]) -> dict[str, Any]:
     platform = next((values[key] for key in PLATFORMS if key in values), None)
     sources = {key.name: None for key in leaves() if key.path[:2] == ("model", "source")}
     return sources | {"model.source.path": platform} | values
+
+
+def _unused_keys(settings: Settings, model: Model) -> tuple[Problem, ...]:
+    """Return warnings about keys without an effect. Raise Refused if one of them is an error."""
+    found = tuple(idle_keys(settings, model))
+    if errors := [problem for problem in found if problem.level == "error"]:
+        raise Refused(errors)
+    return found
+
+
+def _names(settings: Settings, checkpoint: Checkpoint, origin: Facts) -> tuple[str, ...]:
+    """Return the names of the model. Raise Refused if an adapter has one of them."""
+    manifest = settings.manifest
+    names = manifest.model.names or (origin.name or checkpoint.path.name.removesuffix(".gguf"),)
+    if (taken := next((one.name for one in manifest.adapters if one.name in names), None)) is not None:
+        refuse(settings, "adapters", f"{taken} is the name of the model; give the adapter another name")
+    return names
+
+
+def _model_choices(
+    settings: Settings, checkpoint: Checkpoint, origin: Facts, names: tuple[str, ...], *, locked: bool
+) -> dict[str, Choice[Any]]:
+    """Return the choices that say which files and names are served, and how replies and vectors are read."""
+    manifest = settings.manifest
+    return {
+        **_source(manifest, origin),
+        **_adapters(settings),
+        **draft_choices(settings),
+        "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),
+        "model.lock": _lock(manifest, locked),
+        **pooled_choices(manifest, checkpoint),
+        "model.format": output_format(settings, checkpoint, origin.folder),
+    }
 
 
 PLATFORMS = ("model.source.sagemaker", "model.source.vertex")  # kinds of source without keys of their own

@@ -33,6 +33,7 @@ from kernels.page_codes import encode
 from kernels.report import table
 
 CPU = torch.device("cpu")
+ATTENTION = "attention"
 CODED = {"int8": torch.int8, "int4": torch.uint8}
 PAGES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16} | CODED
 SHAPES = {  # heads, kv_heads, dim
@@ -107,11 +108,11 @@ def bench(
     rows = []
     with torch_threads(team.threads):
         print(f"CPU, {team.variant}, {team.threads} threads, torch {torch.__version__}", flush=True)
-        for work in chain(() if batches else op_workloads(team, names, ids), attention_workloads(team, parsed, pages)):
-            if _named(work.op, names) and _named(work.case, ids):
-                samplers = [sampler(call, [()], CPU) for call in (work.compiled_call, work.torch_call)]
-                times = [Spread.of(samples) for samples in collect_samples(samplers, rounds)]
-                rows.append(Timed(work.op, work.case, work.kind, *times, work.bytes, work.flops))
+        attention = attention_workloads(team, parsed, pages, ids) if _named(ATTENTION, names) else ()
+        for work in chain(() if batches else op_workloads(team, names, ids), attention):
+            samplers = [sampler(call, [()], CPU) for call in (work.compiled_call, work.torch_call)]
+            times = [Spread.of(samples) for samples in collect_samples(samplers, rounds)]
+            rows.append(Timed(work.op, work.case, work.kind, *times, work.bytes, work.flops))
     if not rows:
         print("benchmarks.kernels: no operation and case matches")
         return 2
@@ -154,10 +155,14 @@ def op_workloads(team: Team, names: Sequence[str] = (), ids: Sequence[str] = ())
             )
 
 
-def attention_workloads(team: Team, batches: Sequence[tuple[str, Rows]], pages: str) -> Iterator[Workload]:
+def attention_workloads(
+    team: Team, batches: Sequence[tuple[str, Rows]], pages: str, ids: Sequence[str] = ()
+) -> Iterator[Workload]:
+    """Yield the batches whose id contains one of the texts; all if there are none."""
     for name, shape in SHAPES.items():
         for text, rows in batches:
-            yield attention_workload(team, rows, shape, pages, case=f"{text} {name} {pages}")
+            if _named(case := f"{text} {name} {pages}", ids):
+                yield attention_workload(team, rows, shape, pages, case)
 
 
 def attention_workload(team: Team, rows: Rows, shape: tuple[int, int, int], pages: str, case: str) -> Workload:
@@ -169,7 +174,7 @@ def attention_workload(team: Team, rows: Rows, shape: tuple[int, int, int], page
     keys = sum(length for _, length in rows)
     singles = sum(length for count, length in rows if count == 1)
     return Workload(
-        *("attention", case, kind(rows)),
+        *(ATTENTION, case, kind(rows)),
         compiled_call=partial(bodies.attention, team, q, native, 0, table, slot, start, lengths, out, scale),
         torch_call=partial(attend_densely, dense(q, wide, table[slot.long()], rows), scale),
         bytes=2 * q.nbytes + 2 * keys * kept[0, 0, 0, 0].nbytes,

@@ -158,8 +158,10 @@ def weight_bytes(
 
 def part_bytes(holdings: tuple[Holding, ...]) -> dict[str, int]:
     """Return the allocated bytes of each part that the model has."""
-    present = {one.part for one in holdings}
-    return {p: sum(one.bytes for one in holdings if one.part == p and not one.mapped) for p in PARTS if p in present}
+    found: dict[Part, int] = {}
+    for one in holdings:
+        found[one.part] = found.get(one.part, 0) + (0 if one.mapped else one.bytes)
+    return {part: found[part] for part in PARTS if part in found}
 
 
 def mapped_bytes(holdings: tuple[Holding, ...]) -> int:

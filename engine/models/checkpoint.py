@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer.model", "tekken.json
 """Files next to a GGUF file that make its folder the checkpoint."""
 AS_IT_IS = TaskConfig()
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
+
+
+@dataclass(frozen=True)
+class _Described:
+    """Parts of the configuration that a task needs."""
+
+    outer: dict[str, Any]  # the whole configuration
+    written: dict[str, Any]  # the part of it with the decoder and its towers
+    place: str  # its file, for messages
+    retrieval: str  # architecture of a model whose vectors are compared token by token; "" for other models
+    is_dual: bool  # it has separate encoders of texts and images
+    media: str  # architecture that reads media; "" if the task uses none
+    text_only: bool  # the towers are left out
 
 
 @dataclass(frozen=True)
@@ -98,69 +112,51 @@ def read_checkpoint(
         raise CheckpointError(
             f"{folder}: no such directory; model.source.path must name a checkpoint directory or a .gguf file"
         )
-    place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
-    outer = written = _read_config(folder, blocks)
-    retrieval, is_dual = retrieval_architecture(outer), _is_dual(outer)
-    written = inner_config(outer) if retrieval else thinker_config(outer)
-    media = "" if task.text_only or blocks is not None else media_architecture(written)
-    wanted = (task.audio and reads_audio(media)) or (task.images and media not in AUDIO)
-    without_tower = bool(media) and not wanted and not has_prefix_attention(written)
-    text_only, media = (task.text_only and not is_dual) or without_tower, "" if without_tower else media
-    if text_only and has_prefix_attention(written):
-        raise TaskError(
-            f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, "
-            "which is supported only together with images; leave the key out"
-        )
-    config = normalised(_text_config(written, folder) if text_only or media else written)
-    if is_dual:
-        config |= dual_encoders.outer_settings(written)
+    said = _described(folder, blocks, task)
+    is_partial = said.text_only or bool(said.media)
+    config = normalised(_text_config(said.written, folder) if is_partial else said.written)
+    if said.is_dual:
+        config |= dual_encoders.outer_settings(said.written)
     generation = _read_generation(folder / "generation_config.json")
-    architecture, declare = _architecture(folder, config, written, trust_remote_code)
-    model = _declared(declare, config, place)
+    architecture, declare = _architecture(folder, config, said.written, trust_remote_code)
+    model = _declared(declare, config, said.place)
     left_out = None
-    if media:
-        architecture, declared = media, model
-        model = _declared(lambda written: with_media(declared, written), written, place)
+    if said.media:
+        architecture, decoder = said.media, model
+        model = _declared(lambda written: with_media(decoder, written), said.written, said.place)
         model, left_out = with_towers(model, images=task.images, audio=task.audio)
-    if is_dual and model.media is not None and (task.text_only or not task.images):
+    if said.is_dual and model.media is not None and (task.text_only or not task.images):
         model = replace(model, media=None, unread=(*model.unread, *media_sources(model.media)))
     if model.audio is not None:
         model = with_alignment(model, config, generation, str(folder / "generation_config.json"))
-    check_parts(model, place)
-    check_values(model, place)
+    check_parts(model, said.place)
+    check_values(model, said.place)
     if model.foreign is not None and (blocks is not None or not weights):
         raise CheckpointError(
             f"{folder}: {architecture} is computed by transformers' code, which needs its safetensors files"
         )
-    if text_only and weights and blocks is None:
-        model = text_decoder(model, read_tensors(folder))
-    if media and weights:
-        model = placed(model, read_tensors(folder), left_out)
-    quantization = read_quantization(config, model, place)
+    headers = cache(partial(read_tensors, folder))
+    if said.text_only and weights and blocks is None:
+        model = text_decoder(model, headers())
+    if said.media and weights:
+        model = placed(model, headers(), left_out)
+    quantization = read_quantization(config, model, said.place)
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:
         model = as_stored(model)
         tensors, quantization = read_weights(blocks, architecture, model)
     elif weights:
-        tensors = read_tensors(folder)
+        tensors = headers()
         quantization = None if quantization is None else quantization.named(tensors)
     modules = read_modules(folder)
-    if retrieval:
-        architecture = retrieval
-        modules = retrieval_modules(outer, model.embed.hidden, model.max_context, folder)
+    if said.retrieval:
+        architecture = said.retrieval
+        modules = retrieval_modules(said.outer, model.embed.hidden, model.max_context, folder)
     if model.foreign is not None:
         count = sum(math.prod(info.shape) for info in tensors.values())
         model = replace(model, foreign=replace(model.foreign, parameters=count))
     model = fitted(reroot(model, tensors), config, task, modules, folder)
-    tensors = unstacked(model, tensors, quantization)
-    if model.transposed:
-        tensors = _transposed(model, tensors)
-    if modules is not None and model.pooler is not None and tensors:
-        tensors |= modules.tensors()
-    if model.head is not None and model.head.added and tensors and model.head.added not in tensors:
-        model = replace(model, head=replace(model.head, added=""))
-    if model.head is not None and model.head.tied_unless_stored and tensors:
-        model = replace(model, head=replace(model.head, tied=f"{model.head.name}.weight" not in tensors))
+    model, tensors = _matched(model, tensors, quantization, modules)
     return Checkpoint(
         path=folder,
         architecture=architecture,
@@ -174,6 +170,40 @@ def read_checkpoint(
         modules=modules if model.pooler is not None else None,
         begin_ids=() if model.encoder is None else _begin_ids(config, generation, folder / "config.json"),
     )
+
+
+def _described(folder: Path, blocks: Path | None, task: TaskConfig) -> _Described:
+    outer = _read_config(folder, blocks)
+    retrieval, is_dual = retrieval_architecture(outer), _is_dual(outer)
+    written = inner_config(outer) if retrieval else thinker_config(outer)
+    media = "" if task.text_only or blocks is not None else media_architecture(written)
+    wanted = (task.audio and reads_audio(media)) or (task.images and media not in AUDIO)
+    without_tower = bool(media) and not wanted and not has_prefix_attention(written)
+    text_only = (task.text_only and not is_dual) or without_tower
+    if text_only and has_prefix_attention(written):
+        raise TaskError(
+            f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, "
+            "which is supported only together with images; leave the key out"
+        )
+    place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
+    return _Described(outer, written, place, retrieval, is_dual, "" if without_tower else media, text_only)
+
+
+def _matched(
+    model: Model, tensors: dict[str, TensorInfo], quantization: Quantization | None, modules: Modules | None
+) -> tuple[Model, dict[str, TensorInfo]]:
+    """Return the model and its tensors. The head keeps only parts that are stored, and the tensors have the names and
+    shapes of the declaration."""
+    tensors = unstacked(model, tensors, quantization)
+    if model.transposed:
+        tensors = _transposed(model, tensors)
+    if modules is not None and model.pooler is not None and tensors:
+        tensors |= modules.tensors()
+    if model.head is not None and model.head.added and tensors and model.head.added not in tensors:
+        model = replace(model, head=replace(model.head, added=""))
+    if model.head is not None and model.head.tied_unless_stored and tensors:
+        model = replace(model, head=replace(model.head, tied=f"{model.head.name}.weight" not in tensors))
+    return model, tensors
 
 
 def assume_checkpoint(path: str | Path, trust_remote_code: bool = False, *, task: TaskConfig = AS_IT_IS) -> Checkpoint:
@@ -222,9 +252,11 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     wanted = read_json_object(index, INDEX_BYTES).get("weight_map")
     if not isinstance(wanted, dict) or not wanted:
         raise CheckpointError(f"{index}: weight_map is missing or empty")
+    known: set[object] = set()
     for name in wanted.values():
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or (name not in known and Path(name).name != name):
             raise CheckpointError(f"{index}: weight_map names {name!r}, which is not a file of this folder")
+        known.add(name)
     tensors: dict[str, TensorInfo] = {}
     names = sorted(set(wanted.values()))
     for number, name in enumerate(names, 1):

@@ -412,6 +412,7 @@ def test_the_schema_and_the_version_are_printed(capsys: Output) -> None:
     assert capsys.readouterr().out.startswith("slipway ")
 
 
+@pytest.mark.slow
 def test_the_environment_report_contains_torch_python_and_platform(capsys: Output) -> None:
     import platform
 
@@ -421,6 +422,7 @@ def test_the_environment_report_contains_torch_python_and_platform(capsys: Outpu
     assert facts["torch"].split(",")[0].startswith(facts["packages"]["torch"].split("+")[0])
 
 
+@pytest.mark.slow
 def test_no_command_but_env_imports_torch(manifest: Path) -> None:
     code = f"import sys; from appliance.cli.main import main; main(['plan', {str(manifest)!r}])"
     code += "; print('torch' in sys.modules)"

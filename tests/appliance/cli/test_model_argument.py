@@ -10,7 +10,6 @@ import yaml
 
 from appliance.cli.main import main, with_command
 from appliance.cli.model_argument import named_model, notes
-from tests.engine.layers.test_lone_gguf import complete
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "manifests" / "demo"
@@ -38,6 +37,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
 
 @pytest.fixture
 def gguf_model(tmp_path: Path) -> Path:
+    from tests.engine.layers.test_lone_gguf import complete  # imports torch and transformers
+
     file, _ = complete(tmp_path / "made")
     return Path(shutil.move(file, tmp_path / "Small Model.Q8_0.gguf"))
 

@@ -117,6 +117,8 @@ def doubling(levels: int, times: int = 10) -> str:
     return "\n".join(["variables:", "  v0: aaaaaaaaaa", *lines]) + "\n"
 
 
+DEEP = 1200  # deeper than Python's stack
+
 HOSTILE = {
     "variables that contain one another": (doubling(30) + 'endpoints: {host: "${var.v29}"}\n', "more than 65,536"),
     "variables that are long together": (
@@ -128,7 +130,7 @@ HOSTILE = {
         "all interpolated texts together",
     ),
     "a chain of variables": (
-        "variables:\n" + "".join(f'  v{n}: "${{var.v{n + 1}}}"\n' for n in range(3000)) + "  v3000: a\n",
+        "variables:\n" + "".join(f'  v{n}: "${{var.v{n + 1}}}"\n' for n in range(DEEP)) + f"  v{DEEP}: a\n",
         "more than 50 nested variables",
     ),
     "defaults within defaults": (f'endpoints: {{host: "{"${A:-" * 2000}{"}" * 2000}"}}\n', "defaults within defaults"),
@@ -137,9 +139,9 @@ HOSTILE = {
     "5,000 digits behind a point": (f"hardware: {{memory_share: 0.{'9' * 5000}}}\n", "a number of 5,002 characters"),
     "an exponent of 5,000 digits": (f"endpoints: {{port: 1e{'9' * 5000}}}\n", "a number of 5,002 characters"),
     "many digits in base 16": (f"endpoints: {{port: 0x{'f' * 50_000}}}\n", "a number of 50,002 characters"),
-    "nested lists": (f"x-a: {'[' * 5000}{']' * 5000}\n", "nested deeper than 20 levels"),
-    "nested mappings": (f"x-a: {'{a: ' * 5000}{'}' * 5000}\n", "nested deeper than 20 levels"),
-    "many values": (f"x-a: [{'1,' * 10_000}]\n", "more than 4,000 values"),
+    "nested lists": (f"x-a: {'[' * DEEP}{']' * DEEP}\n", "nested deeper than 20 levels"),
+    "nested mappings": (f"x-a: {'{a: ' * DEEP}{'}' * DEEP}\n", "nested deeper than 20 levels"),
+    "many values": (f"x-a: [{'1,' * 4_200}]\n", "more than 4,000 values"),
     "a large file": (f"# {'a' * 300_000}\n", "larger than the 256 KiB"),
     "a name too long for a file": (f"engine: {{record: /{'a' * 300}/x}}\n", "engine.record: a path of 303 characters"),
     "a path too long for the system": (f"engine: {{record: {'/a' * 3000}}}\n", "a path of 6,000 characters"),

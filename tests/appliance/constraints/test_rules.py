@@ -20,7 +20,7 @@ from appliance.constraints import kernels as kernel_rules
 from appliance.constraints.facts import ModelFacts, model_facts
 from appliance.constraints.pages import FP8_CAPABILITY
 from appliance.constraints.ranks import RULES as RANKS
-from appliance.constraints.rule import Facts, Rule, View
+from appliance.constraints.rule import Facts, Rule, Variable, View
 from appliance.constraints.rules import RULES
 from appliance.constraints.variables import LANES, VARIABLES
 from appliance.hardware.machine import Gpu, Machine
@@ -81,6 +81,18 @@ def test_a_rule_reads_only_its_declared_keys_and_facts(rule: Rule) -> None:
     told = {*rule.keys, *rule.facts}
     # what memory lacks is asked of the whole view, by a function that a plan brings
     assert read <= told and (rule.name == "memory" or set(rule.keys) <= read), (read, told)
+
+
+@pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
+def test_auto_reads_only_its_declared_variables_which_are_earlier(variable: Variable) -> None:
+    """The solver does not try other values of the variables that a failure does not depend on."""
+    read: set[str] = set()
+    draw, names = random.Random(0), [one.name for one in VARIABLES]
+    for facts in FACTS.values():
+        pools = [pool(one, facts) for one in VARIABLES]
+        for _ in range(50):
+            variable.auto(Watched(View(facts, *map(draw.choice, pools)), read))  # type: ignore[arg-type]
+    assert read.intersection(names) == set(variable.reads) <= set(names[: names.index(variable.name)])
 
 
 def test_rules_have_names_of_their_own_and_tie_variables() -> None:

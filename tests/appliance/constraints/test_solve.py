@@ -3,7 +3,10 @@
 import itertools
 import random
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import contains, or_
 from typing import Any
 
 import pytest
@@ -55,37 +58,78 @@ def pool(variable: Variable, facts: Facts) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Lawful:
-    """An assignment of values that breaks no rule, with the values of auto that each variable has there."""
+    """All assignments that satisfy the rules. A set of them is an integer: bit n is assignment n."""
 
-    view: View
-    auto: dict[str, tuple[Any, ...]]  # kept, because the brute force asks for them a million times
+    facts: Facts
+    assignments: list[tuple[Any, ...]]  # values in the order of VARIABLES
+    having: dict[str, dict[Any, int]]  # by variable and value: assignments with this value
+    automatic: dict[str, int]  # by variable: assignments whose value is one of those that auto has there
 
-
-def lawful(facts: Facts) -> list[Lawful]:
-    """Return every lawful assignment."""
-    found = []
-    for values in itertools.product(*(pool(variable, facts) for variable in VARIABLES)):
-        view = View(facts, *values)
-        if all(rule.holds(view) for rule in RULES):
-            found.append(Lawful(view, {one.name: one.auto(view) for one in VARIABLES}))
-    return found
+    def members(self, chosen: int) -> Iterator[tuple[Any, ...]]:
+        while chosen:
+            yield self.assignments[(chosen & -chosen).bit_length() - 1]
+            chosen &= chosen - 1
 
 
-def allowed(one: Lawful, name: str, situation: Situation, freed: dict[str, tuple[Any, ...]]) -> bool:
-    value, written = getattr(one.view, name), situation.written.get(name)
-    if name in freed:
-        return value == written or value in freed[name]
-    return value in one.auto[name] if written is None else value == written
+FIRST = 7  # variables whose rules are checked before the others have values: most assignments break one
 
 
-def choices(views: list[Lawful], situation: Situation, freed: frozenset[str] = frozenset()) -> list[Lawful]:
-    values = {one.name: one.values(situation.facts) for one in VARIABLES if one.name in freed}
-    return [view for view in views if all(allowed(view, one.name, situation, values) for one in VARIABLES)]
+def lawful(facts: Facts) -> Lawful:
+    """Find every lawful assignment by trying all."""
+    pools = [pool(variable, facts) for variable in VARIABLES]
+    first = {one.name for one in VARIABLES[:FIRST]}
+    early, found = [rule for rule in RULES if first.issuperset(rule.keys)], []
+    for head in itertools.product(*pools[:FIRST]):
+        if not all(rule.holds(View(facts, *head)) for rule in early):
+            continue
+        for tail in itertools.product(*pools[FIRST:]):
+            view = View(facts, *head, *tail)
+            if all(rule.holds(view) for rule in RULES):
+                found.append((*head, *tail))
+    columns = {one.name: [values[at] for values in found] for at, one in enumerate(VARIABLES)}
+    return Lawful(
+        facts,
+        found,
+        {
+            one.name: {value: set_of(each == value for each in columns[one.name]) for value in values}
+            for one, values in zip(VARIABLES, pools, strict=True)
+        },
+        {one.name: set_of(map(contains, auto_values(one, facts, columns), columns[one.name])) for one in VARIABLES},
+    )
 
 
-def rank(one: Lawful, situation: Situation) -> tuple[int, ...]:
-    names = [variable.name for variable in VARIABLES if variable.name not in situation.written]
-    return tuple(one.auto[name].index(getattr(one.view, name)) for name in names)
+def set_of(flags: Iterable[bool]) -> int:
+    return int("".join("1" if flag else "0" for flag in flags)[::-1] or "0", 2)
+
+
+def auto_values(variable: Variable, facts: Facts, columns: dict[str, list[Any]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of auto at each assignment, computed once for all that agree in the variables that auto reads
+    (test_rules.py)."""
+    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for at in range(len(columns[variable.name])):
+        read = tuple(columns[name][at] for name in variable.reads)
+        if read not in known:
+            known[read] = variable.auto(View(facts, **dict(zip(variable.reads, read, strict=True))))
+        yield known[read]
+
+
+def choices(every: Lawful, situation: Situation, freed: frozenset[str] = frozenset()) -> int:
+    """Return the assignments that a situation allows, as a set."""
+    left = (1 << len(every.assignments)) - 1
+    for one in VARIABLES:
+        written, having = situation.written.get(one.name), every.having[one.name]
+        if one.name in freed:
+            values = dict.fromkeys((written, *one.values(situation.facts)))
+            left &= reduce(or_, (having.get(value, 0) for value in values))
+        else:
+            left &= every.automatic[one.name] if written is None else having.get(written, 0)
+    return left
+
+
+def rank(values: tuple[Any, ...], situation: Situation) -> tuple[int, ...]:
+    view = View(situation.facts, *values)
+    open_ = [one for one in VARIABLES if one.name not in situation.written]
+    return tuple(one.auto(view).index(getattr(view, one.name)) for one in open_)
 
 
 def situations(facts: Facts, seed: int, count: int) -> list[Situation]:
@@ -102,8 +146,8 @@ def test_the_fields_of_a_view_are_the_variables_in_their_order() -> None:
     assert [one.name for one in VARIABLES] == list(View.__dataclass_fields__)[1:]
 
 
-# The brute force takes longest where most assignments are lawful: 10 s for one GPU. The facts kept are of every kind:
-# both devices, each state of the kernels, all refusals by the model, and several GPUs.
+# The brute force takes longest where most assignments are lawful. The facts kept are of every kind: both devices, each
+# state of the kernels, all refusals by the model, and several GPUs.
 FEW = (
     *("a bare CPU", "a CPU and unlike experts", "a CPU and a quantized checkpoint", "a CPU and a GGUF file"),
     *("four GPUs", "a GPU and a model that pools", "a model that nothing can mend"),
@@ -113,49 +157,50 @@ FEW = (
 @pytest.mark.parametrize("name", thinned(FACTS, FEW))
 def test_the_solver_matches_brute_force(name: str) -> None:
     facts = FACTS[name]
-    views, solved, refused = lawful(facts), 0, 0
+    every, solved, refused = lawful(facts), 0, 0
     for situation in situations(facts, seed=len(name), count=20):
-        found, possible = solve(situation), choices(views, situation)
+        found, possible = solve(situation), choices(every, situation)
         if not possible:
             assert found is None, situation.written
-            check_conflict(situation, views)
-            check_conflicts(situation, views)
+            check_conflict(situation, every)
+            check_conflicts(situation, every)
             refused += 1
             continue
-        assert found == min(possible, key=lambda one: rank(one, situation)).view, situation.written
+        best = min(every.members(possible), key=lambda values: rank(values, situation))
+        assert found == View(facts, *best), situation.written
         solved += 1
     assert refused >= 5 and (solved >= 2 or refused == 21), (solved, refused)
 
 
-def check_conflict(situation: Situation, views: list[Lawful]) -> None:
+def check_conflict(situation: Situation, every: Lawful) -> None:
     """Check that the reported conflict is real and minimal, and that all fixes are listed."""
     found = conflict(situation)
     core = {one.name for one in (*found.written, *found.open)}
     freed = frozenset(one.name for one in VARIABLES) - core
     assert {one.name for one in found.written} == core & situation.written.keys()
-    assert not choices(views, situation, freed), situation.written
+    assert not choices(every, situation, freed), situation.written
     for name in core:
-        assert choices(views, situation, freed | {name}), (situation.written, name)
+        assert choices(every, situation, freed | {name}), (situation.written, name)
     for variable in (*found.written, *found.open):
         ways = set(found.instead[variable.name])
         for value in (None, *variable.values(situation.facts)):
             changed = situation.with_values(**{variable.name: value})
             if changed.written != situation.written:
-                assert (value in ways) == bool(choices(views, changed)), (situation.written, variable.name, value)
+                assert (value in ways) == bool(choices(every, changed)), (situation.written, variable.name, value)
     check_rules(situation, found.rules, freed)
 
 
-def check_conflicts(situation: Situation, views: list[Lawful]) -> None:
+def check_conflicts(situation: Situation, every: Lawful) -> None:
     """Together they are all: with the last key of each opened, the rest has a solution; and so has each way out."""
     found = conflicts(situation)
     lasts = {one.written[-1].name: None for one in found if one.written}
     assert [one.written for one in found[:-1] if not one.written] == []
-    assert bool(choices(views, situation.with_values(**lasts))) == bool(found[-1].written), situation.written
+    assert bool(choices(every, situation.with_values(**lasts))) == bool(found[-1].written), situation.written
     for one in found:
         others = {name: None for name in lasts if not one.written or name != one.written[-1].name}
         for variable in (*one.written, *one.open):
             for value in one.instead[variable.name]:
-                assert choices(views, situation.with_values(**{**others, variable.name: value})), (
+                assert choices(every, situation.with_values(**{**others, variable.name: value})), (
                     situation.written,
                     value,
                 )

@@ -15,8 +15,8 @@ from appliance.hardware.described import hardware
 from appliance.hardware.machine import Machine
 from appliance.planning.plan import Plan
 from appliance.planning.validate import validate
-from tests.appliance.planning.test_pooled import TOKENIZER, folder  # noqa: F401
-from tests.appliance.planning.test_reality import HOST
+from tests.appliance.planned_engines.test_pooled import TOKENIZER, folder  # noqa: F401
+from tests.appliance.planned_engines.test_reality import HOST
 from tests.engine.layers.conftest import random_model
 from tests.engine.layers.families import random_family, save_family
 from tests.engine.sourced import save

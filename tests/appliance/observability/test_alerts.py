@@ -124,6 +124,7 @@ def promtool(*words: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @needs_promtool
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -9,6 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.api.messages import Failed, Stats
 
+pytestmark = pytest.mark.slow
+
 VLLM_GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"]
 VLLM_COUNTERS = [
     "prompt_tokens", "prompt_tokens_cached", "prompt_tokens_by_source", "prompt_tokens_cached_by_source",

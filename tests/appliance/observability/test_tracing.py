@@ -19,6 +19,8 @@ from appliance.observability.trace_settings import Sampler, TraceSettings
 from appliance.observability.tracing import Tracing
 from tests.appliance.observability.collector import Collector, attributes, collecting, parse
 
+pytestmark = pytest.mark.slow
+
 ID, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 

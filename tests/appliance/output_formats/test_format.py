@@ -196,6 +196,7 @@ def test_invalid_json_is_never_complete(text: str) -> None:
             json.loads("[" + text)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.recursive(

@@ -72,6 +72,7 @@ def fuzzed(name: str, form: OutputFormat, chance: random.Random) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_fuzzed_texts_read_the_same_whole_and_in_pieces() -> None:
     """TC-01: 10,000 texts or more, split at random and into characters, cause no exception and no invented event.
     Each call syntax is paired with a reasoning syntax."""

@@ -62,6 +62,7 @@ def test_other_spellings_are_read(name: str, text: str) -> None:
         assert content_of(events) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDENS)
 def test_every_split_of_every_golden_reads_the_same(name: str) -> None:
     """TC-01: every split in two, and single characters."""

@@ -54,6 +54,7 @@ def suggestions(refused: Refused) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free_mib", [550, 850, 1150, 1450, 1560, 1720, 1800, 1920, 2350])
 @pytest.mark.sampled(4)
 def test_every_way_out_fits_and_the_others_do_not(tmp_path: Path, free_mib: int) -> None:

@@ -35,6 +35,7 @@ def longest_pause(work: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - began, longest
 
 
+@pytest.mark.slow
 def test_other_threads_run_while_a_long_text_is_encoded_or_decoded(tmp_path: Path) -> None:
     made = tokenizer(tmp_path, r"\s?[a-z]+")
     text = "hello world " * 30_000

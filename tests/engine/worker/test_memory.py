@@ -177,7 +177,7 @@ worker.close()
 """
 
 
-@pytest.mark.nightly("tests/appliance/planning/test_peak.py::test_the_planned_total_is_the_peak_of_the_engine")
+@pytest.mark.nightly("tests/appliance/planned_engines/test_peak.py::test_the_planned_total_is_the_peak_of_the_engine")
 @pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
 def test_loading_takes_no_more_at_once_than_planned(config, bits, tmp_path):
     """Pages of the mapped checkpoint are in the measured peak and not in the plan: they go when room is needed."""

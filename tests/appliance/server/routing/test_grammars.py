@@ -13,6 +13,8 @@ from appliance.server.routing.grammars import Bounds, Grammars
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
 
+pytestmark = pytest.mark.slow
+
 BOUNDS = Bounds(256 << 10, 60.0, 512 << 20)
 PATIENT = Bounds(256 << 10, 3600.0, 512 << 20)
 ENDLESS = Grammar("lark", "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(60)) + '\nA60: "a"')

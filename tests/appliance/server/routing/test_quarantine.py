@@ -65,6 +65,7 @@ def test_poison_requests_are_isolated_within_the_limit_of_crashes(seed, requests
         assert statistics.median(pauses) <= service.crashes * (service.start_s + 6.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_poison_among_256_requests_costs_few_crashes(seed, poison):

@@ -504,6 +504,7 @@ def test_a_pinned_request_waits_for_its_own_engine(routed, new_engine):
 POISON = 666
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder_start_ids", [(), (7, 8)])
 def test_a_poison_request_is_isolated_and_the_others_finish(routed, new_engine, caplog, decoder_start_ids):
     """Poison quarantine over real sockets: an engine that crashes on one prompt, restarted each time. Health checks

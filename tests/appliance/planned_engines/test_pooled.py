@@ -19,7 +19,7 @@ from engine.lowering.lower import lower
 from engine.lowering.measures import buffer_widths
 from engine.lowering.rewrites import compiled_ops
 from engine.models.checkpoint import read_checkpoint
-from tests.appliance.planning.test_reality import HOST, SMALL, built
+from tests.appliance.planned_engines.test_reality import HOST, SMALL, built
 from tests.engine.configs import with_arguments
 from tests.engine.layers.pooled_cases import CASES, SIZES, WHOLE, save
 from tests.engine.test_pooling import late

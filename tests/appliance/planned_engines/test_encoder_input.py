@@ -20,7 +20,7 @@ from appliance.planning.validate import validate
 from engine.lowering.footprint import PARTS
 from engine.worker.build import build_worker
 from engine.worker.ranks import Ranks
-from tests.appliance.planning.test_reality import HOST, built
+from tests.appliance.planned_engines.test_reality import HOST, built
 from tests.appliance.planning.test_why import accounts, computed
 from tests.engine.configs import with_arguments
 from tests.engine.sourced import KINDS, Sourced, save
