@@ -76,9 +76,6 @@ EMPTY: dict[str, frozenset[tuple[str, str]]] = {
     "The driver of the tests has no steps without attention; rows of hybrid models have the same kernels.": _cells(
         NO_ATTENTION, ["Triton interpreted"]
     ),
-    "Checkpoints of these tests have random weights, but positions of these models are computed.": _cells(
-        ("PegasusForConditionalGeneration", "MarianMTModel"), ["Triton interpreted"]
-    ),
     "The encoder input is computed in one step, and no state is cached, because all of it depends on the complete "
     "input.": _cells(ENCODER_DECODERS, ("chunked prefill", "prefix hit")),
 }
