@@ -245,9 +245,12 @@ def test_an_adapter_in_the_host_cache_is_not_read_again(base: Base, right: dict[
     """A slot gets a copy of matrices in the layout of the slot; an adapter that is still in its slot needs none."""
     made, filled = [], []
     prepare, fill = store.prepare_entries, LoraLayer.fill
-    monkeypatch.setattr(
-        store, "prepare_entries", lambda one, *rest: made.append(one.adapter.name) or prepare(one, *rest)
-    )
+
+    def noted(fitted: FittedAdapter, *rest: Any) -> Any:
+        made.append(fitted.adapter.name)
+        return prepare(fitted, *rest)
+
+    monkeypatch.setattr(store, "prepare_entries", noted)
     monkeypatch.setattr(LoraLayer, "fill", lambda self, *given: filled.append(self) or fill(self, *given))
     with LLM(base.folder, **ENGINE, kernels="torch", adapters=base.adapters) as llm:
         for name in ("a", "b", "b", "c", "a", "b"):
