@@ -73,9 +73,6 @@ EMPTY: dict[str, frozenset[tuple[str, str]]] = {
         NO_BLOCKS, ["preempted"]
     ),
     "Triton kernels do not support the encoder of spectrograms.": _cells(SPEECH, ["Triton interpreted"]),
-    "The driver of the tests has no steps without attention; rows of hybrid models have the same kernels.": _cells(
-        NO_ATTENTION, ["Triton interpreted"]
-    ),
     "The encoder input is computed in one step, and no state is cached, because all of it depends on the complete "
     "input.": _cells(ENCODER_DECODERS, ("chunked prefill", "prefix hit")),
 }
