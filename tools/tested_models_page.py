@@ -65,9 +65,6 @@ def _cells(names: Iterable[str], columns: Iterable[str]) -> frozenset[tuple[str,
 
 EMPTY: dict[str, frozenset[tuple[str, str]]] = {
     "The name is an older one of another row.": _cells(ALIASES, COLUMNS),
-    "The layers are those of Qwen2ForCausalLM; tests/engine/test_prediction_heads.py has the head.": _cells(
-        ("MiMoForCausalLM",), COLUMNS
-    ),
     "No tokens are generated.": _cells(POOLING, GENERATING),
     "A request needs no more blocks than at its admission, because the model has no attention or only windows.": _cells(
         NO_BLOCKS, ["preempted"]
