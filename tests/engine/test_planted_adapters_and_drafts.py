@@ -23,7 +23,6 @@ from engine.core.drafts import NgramIndex
 from engine.layers import draft_head, lora
 from engine.layers.lora import LoraEntry, LoraLayer
 from engine.llm import LLM
-from engine.lowering import adapters as fitting
 from engine.models import adapters as declared
 from engine.models import draft as drafts
 from engine.models import eagle
@@ -77,6 +76,10 @@ def expert_by_expert(a: Any, b: Any, low_rank: Any, path: str, read: Any) -> Any
         return a, b
     whole = read(f"{path}.b").unflatten(1, (low_rank.experts, -1))[:, own.expert]
     return a, whole[own.first : own.first + own.outputs]
+
+
+def first_expert(a: Any, b: Any, low_rank: Any, path: str, read: Any) -> Any:
+    return (a if low_rank.own is None else read(f"{path}.a").unflatten(0, (low_rank.experts, -1))[0]), b
 
 
 def other_sources(right: Any) -> Any:
@@ -226,10 +229,6 @@ def stacked_experts(folder: Path) -> None:
     experts.test_stacked_experts_equal_merged_weights("qwen3", "torch", folder)
 
 
-def older_experts(folder: Path) -> None:
-    experts.test_an_older_release_of_peft_has_swapped_matrices(folder)
-
-
 def random_traffic() -> None:
     traffic.test_random_traffic_with_more_adapters_than_slots_ends_and_is_right("fcfs", 60)
 
@@ -300,10 +299,7 @@ FAULTS: dict[str, tuple[Plant, Check]] = {
     "patterns of alpha match nothing": (wrap(declared, "_number", without_alpha_patterns), merged_weights),
     "B of up instead of gate": (read_as(next_half), stacked_experts),
     "B of experts in adjacent columns": (read_as(expert_by_expert), stacked_experts),
-    "A and B of an older release not exchanged": (
-        wrap(fitting, "ExpertSlice", lambda right: lambda *given: right(*given[:3], False)),
-        older_experts,
-    ),
+    "A of the first expert for all": (read_as(first_expert), stacked_experts),
     "a slot keeps the projections of the last adapter": (wrap(LoraLayer, "fill", keeps_old_ranks), swapped_slots),
     "a slot keeps B of the last adapter": (sets(LoraLayer, "fill", keeps_old_b), swapped_slots),
     "prefix cache without the version": (
