@@ -259,6 +259,24 @@ def test_an_adapter_in_the_host_cache_is_not_read_again(base: Base, right: dict[
     assert made == ["a", "b", "c"] and len(filled) == 5 * layers
 
 
+def test_the_host_cache_keeps_the_latest_adapters_up_to_its_size(base: Base) -> None:
+    with LLM(base.folder, **{**ENGINE, "max_active": 1}, kernels="torch", adapters=base.adapters) as llm:
+        host = llm._worker.adapters
+
+        def cached(name: str) -> int:
+            llm.generate([[3, 4]], Params(max_tokens=1, adapter=name))
+            return host.cached_bytes
+
+        one = cached("a")
+        host._cache_bytes = 2 * one - 1
+        assert cached("b") == one, "b has taken the place of a"
+        host._cache_bytes = 2 * one
+        assert cached("a") == 2 * one
+        assert one < cached("c") < 2 * one, "c is small, and has taken the place of b, which was used before a"
+        llm.unload_adapter("a")
+        assert host.cached_bytes < one
+
+
 def test_torch_kernels_swap_adapters(base: Base, right: dict[str, torch.Tensor]):
     with LLM(base.folder, **{**ENGINE, "max_active": 1}, kernels="torch", adapters=base.adapters) as llm:
         generations = llm.generate([PROMPT] * 4, [scored(name) for name in ("", *NAMES)])

@@ -27,6 +27,7 @@ from engine.models import adapters as declared
 from engine.models import draft as drafts
 from engine.models import eagle
 from engine.worker import rows
+from engine.worker.adapters import AdapterStore
 from engine.worker.drafting import DraftModel, Passes
 from tests.engine import test_adapter_slots as slots
 from tests.engine import test_adapters as adapters
@@ -225,6 +226,10 @@ def replaced_adapter(base: Any, right: Any, folder: Path) -> None:
         slots.test_a_replaced_adapter_is_used_by_new_requests_and_cached_blocks_are_not(llm, base, right, folder)
 
 
+def host_cache(base: Any) -> None:
+    slots.test_the_host_cache_keeps_the_latest_adapters_up_to_its_size(base)
+
+
 def stacked_experts(folder: Path) -> None:
     experts.test_stacked_experts_equal_merged_weights("qwen3", "torch", folder)
 
@@ -280,7 +285,7 @@ def paying_requests() -> None:
 
 
 def adaptive() -> None:
-    test_draft_plans.test_adaptive_drafts_stop_where_a_draft_token_costs_as_much_as_a_token()
+    test_draft_plans.test_rejected_drafts_lower_the_acceptance_of_a_request()
 
 
 Check = Callable[..., None]
@@ -305,6 +310,14 @@ FAULTS: dict[str, tuple[Plant, Check]] = {
     "prefix cache without the version": (
         sets(Adapters, "key", lambda self, version: () if version < 0 else (b"",)),
         replaced_adapter,
+    ),
+    "the host cache has no limit": (
+        sets(AdapterStore, "_insert", lambda self, version, entries: self._cache.update({version: entries})),
+        host_cache,
+    ),
+    "unloaded adapters stay in the host cache": (
+        sets(AdapterStore, "forget", lambda self, version: None),
+        host_cache,
     ),
     "a slot in use is filled": (wrap(Adapters, "find_slot", any_slot), random_traffic),
     "no slot is reserved": (wrap(Adapters, "find_slot", never_reserved), constant_traffic),

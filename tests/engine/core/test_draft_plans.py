@@ -202,6 +202,15 @@ def test_forced_drafts_do_not_count_as_acceptance_of_lookups():
     assert sequence.acceptance.rate < before
 
 
+def test_rejected_drafts_lower_the_acceptance_of_a_request():
+    drafting, sequence = Drafting(METHODS["auto"], shared=True), request([1], "", -1)
+    before = sequence.acceptance.rate
+    drafting.verified(sequence, 4, 0, forced=True)
+    assert sequence.acceptance.rate == before
+    drafting.verified(sequence, 4, 0, forced=False)
+    assert sequence.acceptance.rate < before
+
+
 def test_a_constrained_request_that_pauses_has_forced_drafts_only():
     drafting = Drafting(METHODS["auto"], shared=True)
     sequence = request([1, 2, 1, 2, 1], "", -1)
