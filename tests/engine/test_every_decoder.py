@@ -64,7 +64,22 @@ OPTIONAL = (
     "q_lora_rank",
 )  # stay None if that is the default
 LISTS = ("layer_types", "mlp_layer_types")  # follow from the number of layers
-OWN: dict[str, dict[str, Any]] = {}
+SMALL_VISION = {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+OWN: dict[str, dict[str, Any]] = {
+    "big_bird": {"attention_type": "original_full"},
+    "dbrx": {"attn_config": {"kv_n_heads": 2}, "ffn_config": {"hidden_size": 48, "ffn_hidden_size": 22}},
+    "git": {"vision_config": {**SMALL_VISION, "image_size": 16}},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "local"], "local_attn_chunk_length": 4},
+    "roc_bert": {"shape_vocab_size": 20, "pronunciation_vocab_size": 20, "shape_embed_dim": 8,
+                 "pronunciation_embed_dim": 8},
+    "whisper": {"max_target_positions": 64},
+    "xlm": {"causal": True},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 1, "attention_hidden_size": 96,
+              "attention_head_dim": 24, "mamba_d_state": 8, "n_mamba_heads": 2, "use_mamba_kernels": False,
+              "num_key_value_heads": 4},
+}  # fmt: skip
 """Settings by model type, in addition to SMALL."""
 
 
