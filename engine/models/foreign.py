@@ -42,6 +42,8 @@ REFUSED = {
     "Gemma4UnifiedAssistantForCausalLM": _DRAFTS,
     "MusicgenForCausalLM": _AUDIO,
     "MusicgenMelodyForCausalLM": _AUDIO,
+    "CpmAntForCausalLM": "tokens of its prompts attend to later ones",
+    "ProphetNetForCausalLM": "it predicts several next tokens from streams without a common hidden state",
     "XLNetLMHeadModel": "it predicts masked tokens of any order, and needs an additional input to predict the next one",
 }
 """Entries of transformers' list of decoders that do not generate text by themselves, and the reasons."""
