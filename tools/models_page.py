@@ -208,13 +208,13 @@ line of `hardware.kernels`.
 - At the start, the logits of a short prompt that is computed in chunks are compared with transformers' own. If they
   differ, or if the code does not work with a cache in pages, complete sequences are computed in each step, as for the
   next kind, and a warning has the reason. The start fails only if the code is not causal.
-- The code of decoders with recurrent states (RWKV, xLSTM, Zamba) or other states beside keys and values (DeepSeek-V4),
-  and of those without a cache of keys and values (GPT-1) gets the complete sequence in each step; the pages have the
-  tokens' ids. The time of a token grows with the length of the sequence.
+- Some code keeps other states than keys and values (RWKV, xLSTM, Zamba, DeepSeek-V4), or has no cache (GPT-1). It gets
+  the complete sequence in each step, and the pages have the ids of tokens. The time of a token grows with the length of
+  the sequence.
 - With a rotary scaling that depends on the length of a
   sequence (dynamic, longrope), the context ends at the original length.
 - Encoders whose code can be a decoder (BERT, RoBERTa and their relatives) need `is_decoder: true` in `config.json`.
-- Entries of transformers' list that do not generate text by themselves are refused:
+- These architectures of transformers' list of decoders are refused:
 
 | architecture | reason |
 |---|---|

@@ -184,9 +184,9 @@ class ForeignModel:
         self._check()
 
     def _check(self) -> None:
-        """Compare the logits of a few tokens, in chunks through pages and beside a shorter sequence, with those of
-        transformers alone. If they differ, rows are computed alone, then without the numbers of positions, which some
-        code counts from another one than 0, or else complete sequences are."""
+        """Select how the code is called. Compare the logits of a prompt in chunks, and beside a shorter sequence, with
+        those of one call. Rows alone are the second attempt. The next one passes no position ids, which begin at
+        another number than 0 in RoBERTa. The last one computes complete sequences."""
         vocab, tokens = self.model.embed.vocab, min(TESTED_TOKENS, self.model.max_context)
         ids = (torch.arange(tokens, device=self.device) * 7 + 3) % vocab
         expected = self._code(ids.unsqueeze(0), use_cache=False).logits[0].float()

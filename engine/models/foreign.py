@@ -46,7 +46,7 @@ REFUSED = {
     "ProphetNetForCausalLM": "it predicts several next tokens from streams without a common hidden state",
     "XLNetLMHeadModel": "it predicts masked tokens of any order, and needs an additional input to predict the next one",
 }
-"""Entries of transformers' list of decoders that do not generate text by themselves, and the reasons."""
+"""Architectures of transformers' list of decoders that are refused, and the reasons."""
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 # Marks of code with other states than keys and values: recurrent ones, inputs of convolutions, keys of indexers.
 _STATEFUL = re.compile(

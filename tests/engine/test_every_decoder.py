@@ -125,7 +125,7 @@ def engine(folder: Path) -> Iterator[LLM]:
 
 
 UNTESTED = ("BltForCausalLM", "Emu3ForCausalLM", "FuyuForCausalLM", "MllamaForCausalLM", "Phi4MultimodalForCausalLM")
-"""Decoders inside of larger models, of which transformers saves no checkpoint that has the decoder alone."""
+"""Text decoders of larger models. transformers saves no checkpoint of such a decoder alone."""
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_next_engine_continues_replies_of_a_killed_one(model: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", thinned(("qwen3_5", "mamba2", "recurrent-gemma"), ["qwen3_5"]))
 def test_recurrent_replies_with_drafts_continue_after_a_kill(name: str, path: Path, tmp_path: Path) -> None:
-    """The killed engine had states of rejected drafts, which nobody reads again."""
+    """Sampled and greedy replies equal those without drafts, although states of rejected drafts are lost."""
     folder = recurrent(name, tmp_path / name, path)
     wanted = [*lookup.requests("greedy", 3), *lookup.requests("sampled", 2)]
     with lookup.engine(folder, "off", best()) as llm:
