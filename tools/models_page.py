@@ -9,6 +9,7 @@ sys.path.insert(0, str(ROOT))
 
 from engine.formats.registry import BUILT_IN  # noqa: E402
 from engine.models.families import ARCHITECTURES, FAMILIES  # noqa: E402
+from engine.models.foreign import REFUSED  # noqa: E402
 from engine.models.gguf_families import FAMILIES as GGUF  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
@@ -171,7 +172,7 @@ target language ([http.md](http.md#completions)). Sampling is greedy, as in tran
 `engine.sampling.temperature` or the checkpoint (`do_sample` in generation_config.json) sets a temperature.
 
 - Encoder and decoder share one token embedding. Checkpoints with two (`share_encoder_decoder_embeddings: false`) are
-  refused.
+  refused: they have two vocabularies, and `tokenizer.json` describes one.
 - The tokenizer is read from `tokenizer.json`. The original files of Marian and M2M100 (`source.spm`,
   `sentencepiece.bpe.model` with `vocab.json`) must be converted to it first. T5, mT5 and UMT5 also have `spiece.model`,
   which is followed by the `extra_ids` of tokenizer_config.json (`<extra_id_0>` last).
@@ -206,12 +207,18 @@ line of `hardware.kernels`.
   (`quantization.kv_cache`), and generation are supported.
 - At the start, the logits of a short prompt that is computed in chunks are compared with transformers' own. If they
   differ, or if the code does not work with a cache in pages, complete sequences are computed in each step, as for the
-  next kind, and a warning has the reason. The start fails only if the code is not causal (XLNet).
-- The code of decoders with recurrent states (RWKV, Zamba) and of those without a cache of keys and values
-  (GPT-1) gets the complete sequence in each step; the pages have the tokens' ids. The time of a token grows with the
-  length of the sequence.
+  next kind, and a warning has the reason. The start fails only if the code is not causal.
+- Some code keeps other states than keys and values (RWKV, xLSTM, Zamba, DeepSeek-V4), or has no cache (GPT-1). It gets
+  the complete sequence in each step, and the pages have the ids of tokens. The time of a token grows with the length of
+  the sequence.
 - With a rotary scaling that depends on the length of a
   sequence (dynamic, longrope), the context ends at the original length.
+- Encoders whose code can be a decoder (BERT, RoBERTa and their relatives) need `is_decoder: true` in `config.json`.
+- These architectures of transformers' list of decoders are refused:
+
+| architecture | reason |
+|---|---|
+REFUSED
 
 ## Pooling models
 
@@ -328,7 +335,9 @@ def models_page() -> str:
     kinds = "".join(
         f"| {name} | {', '.join(f'`{one}`' for one in family.architectures)} |\n" for name, family in GGUF.items()
     )
-    return HEAD + "".join(lines) + TAIL.replace("FORMATS\n", formats).replace("KINDS\n", f"{kinds}\n")
+    refused = "".join(f"| `{name}` | {why} |\n" for name, why in REFUSED.items())
+    tail = TAIL.replace("FORMATS\n", formats).replace("KINDS\n", f"{kinds}\n").replace("REFUSED\n", refused)
+    return HEAD + "".join(lines) + tail
 
 
 if __name__ == "__main__":

@@ -65,20 +65,11 @@ def _cells(names: Iterable[str], columns: Iterable[str]) -> frozenset[tuple[str,
 
 EMPTY: dict[str, frozenset[tuple[str, str]]] = {
     "The name is an older one of another row.": _cells(ALIASES, COLUMNS),
-    "The layers are those of Qwen2ForCausalLM; tests/engine/test_prediction_heads.py has the head.": _cells(
-        ("MiMoForCausalLM",), COLUMNS
-    ),
     "No tokens are generated.": _cells(POOLING, GENERATING),
     "A request needs no more blocks than at its admission, because the model has no attention or only windows.": _cells(
         NO_BLOCKS, ["preempted"]
     ),
     "Triton kernels do not support the encoder of spectrograms.": _cells(SPEECH, ["Triton interpreted"]),
-    "The driver of the tests has no steps without attention; rows of hybrid models have the same kernels.": _cells(
-        NO_ATTENTION, ["Triton interpreted"]
-    ),
-    "Checkpoints of these tests have random weights, but positions of these models are computed.": _cells(
-        ("PegasusForConditionalGeneration", "MarianMTModel"), ["Triton interpreted"]
-    ),
     "The encoder input is computed in one step, and no state is cached, because all of it depends on the complete "
     "input.": _cells(ENCODER_DECODERS, ("chunked prefill", "prefix hit")),
 }

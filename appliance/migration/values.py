@@ -254,7 +254,8 @@ def _adapter(text: str) -> dict[str, str]:
 SPECULATION_METHODS = {
     **{"ngram": "ngram", "suffix": "suffix", "draft_model": "draft", "mtp": "mtp"},
     **{"eagle": "eagle", "eagle3": "eagle3"},
-    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "ernie_mtp"), "mtp"),
+    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "ernie_mtp", "qwen3_next_mtp"), "mtp"),
+    **dict.fromkeys(("qwen3_5_mtp", "mimo_mtp", "mimo_v2_mtp", "longcat_flash_mtp"), "mtp"),
 }
 """Methods of vLLM -> of speculation.method."""
 

@@ -184,15 +184,17 @@ class ForeignModel:
         self._check()
 
     def _check(self) -> None:
-        """Compare the logits of a few tokens, in chunks through pages and beside a shorter sequence, with those of
-        transformers alone. If they differ, rows are computed alone, or else complete sequences are."""
+        """Select how the code is called. Compare the logits of a prompt in chunks, and beside a shorter sequence, with
+        those of one call. Rows alone are the second attempt. The next one passes no position ids, which begin at
+        another number than 0 in RoBERTa. The last one computes complete sequences."""
         vocab, tokens = self.model.embed.vocab, min(TESTED_TOKENS, self.model.max_context)
         ids = (torch.arange(tokens, device=self.device) * 7 + 3) % vocab
         expected = self._code(ids.unsqueeze(0), use_cache=False).logits[0].float()
         expected = torch.cat((expected, expected[tokens // 3 :][:1]))
-        ways = [(False, True), (False, False), (True, False)]
-        problems = []
-        for self._recomputes, self._joins_rows in [one for one in ways if one[0] or not self._recomputes]:
+        given = self._takes_positions
+        ways = [(False, True, given), (False, False, given), *[(False, False, False)][:given], (True, False, False)]
+        problems, ways = [], ways[-1:] if self._recomputes else ways
+        for self._recomputes, self._joins_rows, self._takes_positions in ways:
             try:
                 difference = (self._tested(ids) - expected).abs().max().item()
             except _FAILURES as error:

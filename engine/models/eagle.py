@@ -28,9 +28,9 @@ from engine.models.parts import (
     RMSNorm,
     named,
 )
-from engine.models.quantized import Quantization
+from engine.models.quantized import Quantization, read_quantization
 from engine.models.rope import rope
-from engine.models.sources import join, shared_tensors
+from engine.models.sources import join, linear_paths, shared_tensors
 
 EagleMethod = Literal["eagle", "eagle3"]
 ARCHITECTURES: dict[EagleMethod, tuple[str, ...]] = {
@@ -38,6 +38,7 @@ ARCHITECTURES: dict[EagleMethod, tuple[str, ...]] = {
     "eagle3": ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
 }
 _DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
+PLAIN = ("F64", "F32", "F16", "BF16")
 _UNSUPPORTED = ("norm_before_fc", "fc_norm")  # variants of EAGLE-3 that read other states
 
 
@@ -64,7 +65,7 @@ def read_eagle(path: str, target: Checkpoint, method: EagleMethod) -> Checkpoint
     except CheckpointError as error:
         raise CheckpointError(str(error).replace("config.json", str(file), 1)) from error
     tensors = _named_tensors(stored, target, model)
-    quantization = _shared_quantization(target, model, tensors)
+    quantization = _quantization(config, stored, target, model, tensors, str(file))
     check_tensors(model, tensors, quantization, shared=shared_tensors(model))
     return Checkpoint(
         path=folder,
@@ -225,20 +226,34 @@ def _shared_paths(model: Model) -> tuple[str, ...]:
     return tuple(name.rpartition(".")[0] for name in sorted(shared_tensors(model)))
 
 
-def _shared_quantization(target: Checkpoint, model: Model, tensors: Mapping[str, TensorInfo]) -> Quantization | None:
-    """Return the formats of the tensors that are shared with a quantized target, which rank 0 reads whole if there are
-    several ranks."""
-    if target.quantization is None:
-        return None
+def _quantization(
+    config: Mapping[str, Any],
+    stored: Mapping[str, TensorInfo],
+    target: Checkpoint,
+    model: Model,
+    tensors: Mapping[str, TensorInfo],
+    file: str,
+) -> Quantization | None:
+    """Return the formats of the head's own projections, and of the tensors that it shares with a quantized target."""
     shared = set(_shared_paths(model))
-    formats = {path: one for path, one in target.quantization.formats.items() if path in shared}
-    return replace(target.quantization, formats=formats).named(tensors)
+    layer = join(model.root, "layers.")
+    first = "midlayer." if any(name.startswith("midlayer.") for name in stored) else "layers.0."
+    names = {
+        path: path.replace(f"{layer}0.fc", "fc").replace(f"{layer}0.", first).replace(layer, "layers.")
+        for path in linear_paths(model)
+    } | {"draft_lm_head": "lm_head"}
+    own = read_quantization(config, model, file, names)
+    # Exporters leave out the projection of the states without naming it.
+    plain = {name.removesuffix(".weight") for name, info in tensors.items() if info.dtype in PLAIN}
+    found = {} if own is None else {path: one for path, one in own.formats.items() if path not in shared | plain}
+    theirs = {} if target.quantization is None else target.quantization.formats
+    formats = found | {path: one for path, one in theirs.items() if path in shared}
+    known = own if found else target.quantization
+    return None if known is None else replace(known, formats=formats).named(tensors)
 
 
 def _unsupported(config: Mapping[str, Any]) -> str:
     """Return a property that no executor supports, or an empty string."""
-    if config.get("quantization_config") is not None:
-        return "quantized EAGLE heads are not supported; use a head in float16 or bfloat16"
     return next((f"{key} is not supported; use another head" for key in _UNSUPPORTED if config.get(key)), "")
 
 

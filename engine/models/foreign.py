@@ -9,12 +9,12 @@ are read here without importing them: importing it would import torch.
 import ast
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.api.errors import CheckpointError
+from engine.api.errors import CheckpointError, UnknownArchitecture
 from engine.models.config import Config
 from engine.models.parts import Attention, Embedding, Foreign, Head, Model, ResidualBlock
 
@@ -26,15 +26,34 @@ NAMES = {
                           "n_layers"),
     "num_attention_heads": ("decoder_attention_heads", "num_decoder_attention_heads", "num_attention_heads", "n_head",
                             "attention_heads", "num_heads", "n_heads"),
-    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "kv_n_heads"),
     "intermediate_size": ("decoder_ffn_dim", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size",
                           "ffn_hidden_dim", "dff"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length",
                                 "max_target_positions"),
     "vocab_size": ("vocab_size", "n_words", "n_tokens"),
+    "head_dim": ("head_dim", "kv_channels", "dim_head", "d_head"),
 }  # fmt: skip
+INNER = ("text_config", "decoder_config", "global_config", "attn_config")  # parts of config.json with further settings
+_DRAFTS = "it only drafts tokens of another model, whose keys and values it reads"
+_AUDIO = "its tokens are codes of audio, several for each position"
+REFUSED = {
+    "Gemma4AssistantForCausalLM": _DRAFTS,
+    "Gemma4UnifiedAssistantForCausalLM": _DRAFTS,
+    "MusicgenForCausalLM": _AUDIO,
+    "MusicgenMelodyForCausalLM": _AUDIO,
+    "CpmAntForCausalLM": "tokens of its prompts attend to later ones",
+    "ProphetNetForCausalLM": "it predicts several next tokens from streams without a common hidden state",
+    "XLNetLMHeadModel": "it predicts masked tokens of any order, and needs an additional input to predict the next one",
+}
+"""Architectures of transformers' list of decoders that are refused, and the reasons."""
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-_STATEFUL = re.compile(r"^ +_is_stateful = True", re.MULTILINE)  # marks code of models with recurrent states
+# Marks of code with other states than keys and values: recurrent ones, inputs of convolutions, keys of indexers.
+_STATEFUL = re.compile(
+    r"^ +_is_stateful = True|\b(past_key_values?|cache_params|cache_layer)(\.layers\[[^\]]*\])?\.update_\w+\(",
+    re.MULTILINE,
+)
+_ENCODER = re.compile(r"(add|that) `is_decoder=True")  # in a warning of encoders whose code can also be a decoder
 _CACHES = re.compile(
     r"(past_key_values?|layer_past|cache)\w*\.update\("
 )  # code that keeps keys and values in transformers' cache
@@ -99,7 +118,14 @@ def declare_foreign(config: Mapping[str, Any]) -> Model:
             f"config.json: quantization_config: {architecture} is computed by transformers' code, which Slipway runs "
             "with plain weights only; serve the original checkpoint"
         )
-    found = {key: next((config[name] for name in names if name in config), None) for key, names in NAMES.items()}
+    if why := REFUSED.get(architecture):
+        raise UnknownArchitecture(f"config.json: the architecture {architecture!r} is not supported: {why}")
+    if _ENCODER.search(_code(architecture)) and config.get("is_decoder") is not True:
+        raise CheckpointError(
+            f"config.json: is_decoder is not true, so {architecture} attends to later tokens and cannot generate text"
+        )
+    parts = [config, *(config[key] for key in INNER if isinstance(config.get(key), Mapping))]
+    found = {key: _first(parts, names) for key, names in NAMES.items()}
     c = Config.of({key: value for key, value in {**config, **found}.items() if value is not None})
     hidden, again = c.whole("hidden_size"), recomputes(architecture)
     heads, kv_heads, width, layers = 1, 1, ID_WIDTH, 1
@@ -116,6 +142,11 @@ def declare_foreign(config: Mapping[str, Any]) -> Model:
         max_context=_context(c),
         foreign=Foreign(architecture=architecture, width=4 * hidden + 3 * inner, recomputes=again),
     )
+
+
+def _first(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
+    """Return the first of these settings in the first part of config.json that has one, or None."""
+    return next((part[name] for part in parts for name in names if part.get(name) is not None), None)
 
 
 def _cached(c: Config, hidden: int, heads: int) -> tuple[int, int]:

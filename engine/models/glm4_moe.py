@@ -27,7 +27,7 @@ _GLM = {
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "Glm4MoeForCausalLM": {**_GLM, "first_k_dense_replace": 1},
-    "SolarOpenForCausalLM": _GLM,
+    "SolarOpenForCausalLM": {**_GLM, "intermediate_size": 10_240},  # unused: no layer is dense
     "Dots1ForCausalLM": {"max_position_embeddings": 2048, "max_window_layers": 62, "rms_norm_eps": 1e-6,
                          "sliding_window": 4096, "use_qk_norm": True},
     "ExaoneMoeForCausalLM": {"first_k_dense_replace": 1, "max_position_embeddings": 2048, "norm_topk_prob": True,

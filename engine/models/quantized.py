@@ -75,8 +75,11 @@ class Quantization:
         return f"{bits} ({', '.join(filter(None, (self.method, more)))})"
 
 
-def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Quantization | None:
-    """Return the format of each quantized projection, or None if no projection is quantized.
+def read_quantization(
+    config: Mapping[str, Any], model: Model, file: str, names: Mapping[str, str] | None = None
+) -> Quantization | None:
+    """Return the format of each quantized projection, or None if no projection is quantized. names: of projections
+    that have other names in the settings than their paths.
 
     Raises CheckpointError with the method and the layers of an unsupported format."""
     settings = config.get("quantization_config")
@@ -85,9 +88,11 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
     where = f"{file}: quantization_config"
     if not isinstance(settings, dict):
         raise CheckpointError(f"{where} is {settings!r}; it must be an object with quant_method, or be left out")
-    paths = linear_paths(model)
+    own = {(names or {}).get(path, path): path for path in linear_paths(model)}
+    paths = tuple(own)
     name = str(settings.get("quant_method", "unknown"))
-    groups = quantized_paths(settings, paths, "" if model.head is None else model.head.name, where)
+    head = "" if model.head is None else model.head.name
+    groups = quantized_paths(settings, paths, (names or {}).get(head, head), where)
     if not groups:
         return None
     try:
@@ -95,7 +100,7 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
         if method is None:
             raise UnsupportedFormat(UNREAD.get(name.lower(), f"supported are {', '.join(method_names())}"))
         known = {group: method.format(settings, group) for group in dict.fromkeys(groups.values())}
-        return Quantization(name, {path: known[group] for path, group in groups.items()})
+        return Quantization(name, {own[path]: known[group] for path, group in groups.items()})
     except UnsupportedFormat as reason:
         rest = [path for path in paths if path not in groups]
         plain = f", but not {_listed(rest)}" if rest else ""

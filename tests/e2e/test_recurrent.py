@@ -1,4 +1,4 @@
-"""A tiny Qwen3-Next, which has recurrent state: replies equal transformers', also when the engine crashes."""
+"""A tiny Qwen3-Next, with recurrent state and drafts: replies equal transformers', also when the engine crashes."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def appliance(launch: Callable[..., Appliance], model: Any, tmp_path_factory: py
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ROOT / "manifests" / "demo" / name, folder / "model" / name)
     manifest = folder / "m.yaml"
-    more = "engine: {scheduling: {max_running: 4}}\n"
+    more = "engine: {scheduling: {max_running: 4}}\nspeculation: {method: ngram, tokens: 3}\n"
     manifest.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: model}}, names: [hybrid]}}\n{more}")
     made = launch(manifest)
     made.wait_ready()
@@ -80,7 +80,7 @@ def test_a_repeated_prompt_starts_from_its_snapshot(appliance: Appliance, expect
         assert (reply["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0) == cached
 
 
-@pytest.mark.nightly("tests/engine/test_killed.py::test_next_engine_continues_replies_of_a_killed_one")
+@pytest.mark.nightly("tests/engine/test_killed.py::test_recurrent_replies_with_drafts_continue_after_a_kill")
 def test_a_stream_goes_on_when_its_engine_is_killed(appliance: Appliance, expected: list[int]) -> None:
     victim, found = appliance.pids()["engine-0"], list[int]()
     with appliance.client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as reply:
@@ -92,3 +92,4 @@ def test_a_stream_goes_on_when_its_engine_is_killed(appliance: Appliance, expect
                     victim = 0
     assert found == expected
     assert appliance.metric("slipway_request_interruptions_total") > 0
+    assert appliance.metric("slipway_draft_tokens_total") > 0

@@ -15,7 +15,10 @@ from engine.api.errors import ConfigError, RequestError
 from engine.api.messages import LoadAdapter, UnloadAdapter
 from engine.core.records import read_records
 from engine.core.replay import replay
+from engine.layers.lora import LoraLayer
 from engine.llm import LLM, Generation, Params
+from engine.lowering.adapters import FittedAdapter
+from engine.worker import adapters as store
 from kernels.cpu.library import best
 from tests.engine.adapters import Pairs, merge, random_pairs, write_adapter
 
@@ -236,6 +239,42 @@ def test_two_ranks_swap_their_shares(base: Base, right: dict[str, torch.Tensor])
         llm.load_adapter("b", base.adapters["b"])
         for name in ("a", "b", "a", ""):
             check(llm.generate([PROMPT], scored(name))[0], right[name])
+
+
+def test_an_adapter_in_the_host_cache_is_not_read_again(base: Base, right: dict[str, torch.Tensor], monkeypatch):
+    """A slot gets a copy of matrices in the layout of the slot; an adapter that is still in its slot needs none."""
+    made, filled = [], []
+    prepare, fill = store.prepare_entries, LoraLayer.fill
+
+    def noted(fitted: FittedAdapter, *rest: Any) -> Any:
+        made.append(fitted.adapter.name)
+        return prepare(fitted, *rest)
+
+    monkeypatch.setattr(store, "prepare_entries", noted)
+    monkeypatch.setattr(LoraLayer, "fill", lambda self, *given: filled.append(self) or fill(self, *given))
+    with LLM(base.folder, **ENGINE, kernels="torch", adapters=base.adapters) as llm:
+        for name in ("a", "b", "b", "c", "a", "b"):
+            check(llm.generate([PROMPT], scored(name))[0], right[name])
+        layers = len(llm._worker._runner._text_model.adapters.layers)
+    assert made == ["a", "b", "c"] and len(filled) == 5 * layers
+
+
+def test_the_host_cache_keeps_the_latest_adapters_up_to_its_size(base: Base) -> None:
+    with LLM(base.folder, **{**ENGINE, "max_active": 1}, kernels="torch", adapters=base.adapters) as llm:
+        host = llm._worker.adapters
+
+        def cached(name: str) -> int:
+            llm.generate([[3, 4]], Params(max_tokens=1, adapter=name))
+            return host.cached_bytes
+
+        one = cached("a")
+        host._cache_bytes = 2 * one - 1
+        assert cached("b") == one, "b has taken the place of a"
+        host._cache_bytes = 2 * one
+        assert cached("a") == 2 * one
+        assert one < cached("c") < 2 * one, "c is small, and has taken the place of b, which was used before a"
+        llm.unload_adapter("a")
+        assert host.cached_bytes < one
 
 
 def test_torch_kernels_swap_adapters(base: Base, right: dict[str, torch.Tensor]):

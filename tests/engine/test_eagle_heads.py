@@ -28,6 +28,7 @@ from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
 from tests.engine.gguf_writer import Kind, drawn_blocks, write_gguf
 from tests.engine.layers import test_gguf
+from tests.engine.quantized_writers import gptq, whole
 from tests.engine.test_draft_models import check_drafts, drafted, spied
 from tests.tiers import paired, thinned
 
@@ -284,6 +285,32 @@ def test_drafts_of_a_target_whose_embedding_is_in_blocks_of_ggml(target: Path, t
     assert check_drafts(made, [PROMPT], expected, reference.drafts) > 5
 
 
+def quantized(head: Made, folder: Path) -> Made:
+    """Return a copy of a head whose layer is in 4 bits (GPTQ); its reference has the dequantized values."""
+    reference, own = head[2], dict(head[2].tensors())
+    for name, matrix in [*reference.weights.items()]:
+        if name.startswith(reference.layer) and matrix.dim() == 2:
+            packed = whole(matrix, 4, 16)
+            reference.weights[name] = packed.restored()
+            del own[name]
+            own |= {f"{name.removesuffix('.weight')}.{part}": one for part, one in gptq(packed).items()}
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": True}
+    return changed(head, folder, own, quantization_config=settings)
+
+
+@pytest.mark.parametrize("kind", thinned(["eagle", "eagle3"], ["eagle3"]))
+def test_drafts_of_a_quantized_head(kind: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reference = HEADS_OF[kind](target)
+    head = quantized((kind, reference.save(tmp_path / "plain"), reference), tmp_path / "head")
+    params = msgspec.structs.replace(lookup.requests("greedy", 1)[0], max_tokens=10)
+    with engine(target, None, best()) as llm:
+        expected = llm.generate([PROMPT], params)
+    with engine(target, head, best()) as llm:
+        made = spied(llm, monkeypatch)
+        assert lookup.seen(llm.generate([PROMPT], params)) == lookup.seen(expected)
+    assert check_drafts(made, [PROMPT], expected, reference.drafts) > 10
+
+
 def test_drafts_with_triton_kernels(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("triton")
     reference = Eagle3(target)
@@ -450,7 +477,7 @@ def test_heads_of_other_models_are_refused(target: Path, tmp_path: Path):
         (changed(eagle3, tmp_path / "5", narrow), "fc reads the states of 2 layers, and config.json selects 3"),
         (changed(eagle3, tmp_path / "6", more), "has model.*q_norm.weight, which the declared model does not use"),
         (changed(eagle3, tmp_path / "7", norm_before_fc=True), "norm_before_fc is not supported"),
-        (changed(eagle3, tmp_path / "8", quantization_config={}), "quantized EAGLE heads are not supported"),
+        (changed(eagle3, tmp_path / "8", quantization_config={"quant_method": "none"}), "quantized .none., which is"),
         (("eagle", eagle3[1], None), "LlamaForCausalLMEagle3; supported for speculation=eagle are"),
         (("eagle3", tmp_path / "nothing", None), "no such directory; set draft_model to the folder of the head"),
     ]

@@ -62,6 +62,7 @@ LLAMA4: dict[str, Any] = {
 FAMILIES["llama4"] = Family(
     lambda: transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**LLAMA4)), ("q_proj", "o_proj")
 )
+FAMILIES["qwen3 with 64 experts"] = Family(sized("Qwen3Moe", **{**MOE, "num_experts": 64}), ("q_proj",))
 NAMES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from scheduler_simulation import Load, make_layout, simulate
 
 from engine.api.config import SpeculationConfig
 from engine.api.errors import ConfigError
@@ -16,6 +15,7 @@ from engine.core.plan import Row, StepPlan, StepResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, State
 from engine.kv import snapshots
+from tests.engine.core.scheduler_simulation import Load, make_layout, simulate
 
 
 def config(method, **more):
@@ -202,6 +202,15 @@ def test_forced_drafts_do_not_count_as_acceptance_of_lookups():
     assert sequence.acceptance.rate < before
 
 
+def test_rejected_drafts_lower_the_acceptance_of_a_request():
+    drafting, sequence = Drafting(METHODS["auto"], shared=True), request([1], "", -1)
+    before = sequence.acceptance.rate
+    drafting.verified(sequence, 4, 0, forced=True)
+    assert sequence.acceptance.rate == before
+    drafting.verified(sequence, 4, 0, forced=False)
+    assert sequence.acceptance.rate < before
+
+
 def test_a_constrained_request_that_pauses_has_forced_drafts_only():
     drafting = Drafting(METHODS["auto"], shared=True)
     sequence = request([1, 2, 1, 2, 1], "", -1)
@@ -211,6 +220,21 @@ def test_a_constrained_request_that_pauses_has_forced_drafts_only():
     assert drafting.may_draft(sequence) and drafting.propose(sequence, 2, 1) == ()
     sequence.forced = (5, 6, 7)
     assert drafting.propose(sequence, 2, 1) == (5, 6)
+
+
+def test_a_failed_row_with_drafts_counts_none():
+    settings = SchedulerConfig(layout=make_layout((None,)), blocks=9, max_context=60, speculation=METHODS["suffix"])
+    scheduler = Scheduler(settings)
+    scheduler.drafting.search = lambda sequence, count: (2, 1)[:count]
+    scheduler.submit(Submit("a", (1, 2, 1, 2, 1), Sampling(), 9), 0.0)
+    scheduler.apply(StepResult(scheduler.plan(0.0).plan.step, (2,)), 0.0)
+    planned = scheduler.plan(0.0)
+    assert planned.plan.rows[0].drafts == (2, 1)
+    applied = scheduler.apply(StepResult(planned.plan.step, (-1,), failed={0: "not finite"}), 0.0)
+    assert [(one.id, one.finish) for one in applied.deltas] == [("a", "error")]
+    counters = scheduler.counters
+    assert (counters.drafts, counters.draft_tokens, counters.accepted_tokens) == (0, 0, 0)
+    assert applied.deltas[0].timing.rejected_tokens == 0
 
 
 # Planted faults

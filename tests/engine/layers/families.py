@@ -211,6 +211,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "baichuan13b-odd": ("Llama", {**SIZES, **ONE_KV, "num_key_value_heads": 5}),
     "qwen1": ("Qwen2", {**SIZES, "num_key_value_heads": 6}),
     "qwen1-odd": ("Qwen2", {**SIZES, **ONE_KV, "num_key_value_heads": 5, "rms_norm_eps": 1e-3}),
+    "mimo7b": ("Qwen2", {**SIZES}),
+    "mimo7b-odd": ("Qwen2", {**SIZES, **ONE_KV, "use_sliding_window": True, "sliding_window": 5,
+                             "max_window_layers": 1}),
     "minicpm": ("Granite", {**SIZES, "embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 3**0.5,
                             "attention_multiplier": 8**-0.5, "logits_scaling": 3.0, "tie_word_embeddings": True}),
     "minicpm-odd": ("Granite", {**SIZES, **ONE_KV, "embedding_multiplier": 5.0, "residual_multiplier": 0.8 / 3**0.5,
@@ -768,6 +771,11 @@ def _without_tied(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[st
     return {key: one for key, one in tensors.items() if key != "lm_head.weight" or not config["tie_word_embeddings"]}
 
 
+def _mimo(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """MiMo 7B without its prediction head is a Qwen2."""
+    return tensors, {**config, "architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+
+
 WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
     "arctic": _arctic,
     "bailing": _bailing,
@@ -778,6 +786,7 @@ WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
     "baichuan2": _baichuan2,
     "baichuan13b": _baichuan13b,
     "qwen1": _qwen1,
+    "mimo7b": _mimo,
     "minicpm": _minicpm,
     "exaone3": _exaone3,
     "longcat": _longcat,

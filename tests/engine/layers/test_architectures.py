@@ -21,7 +21,6 @@ from tests.tiers import thinned
 ALIASES = {
     *("BaiChuanForCausalLM", "Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "MPTForCausalLM", "RWForCausalLM"),
     *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "StableLMEpochForCausalLM"),
-    "MiMoForCausalLM",  # Qwen2 with a prediction head
 }
 PROMPT = 37  # more than every window and every original length of the cases
 

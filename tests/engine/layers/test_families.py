@@ -21,6 +21,7 @@ from engine.llm import LLM, Generation, Params
 from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import attentions, recurrents
 from kernels.cpu.library import best
+from kernels.jit import installed
 from tests.engine.layers.families import CASES, LOOSE, VOCAB, random_family, save_family
 from tests.engine.layers.test_footprint import compare
 from tests.tiers import NIGHTLY, paired, thinned
@@ -79,10 +80,10 @@ def engine(path: Path, kernels: str, **more: Any) -> LLM:
     return LLM(path, **{**small, "max_running": 4, "kernels": kernels, **more})
 
 
-def assert_same(family: Family, made: Generation) -> None:
+def assert_same(family: Family, made: Generation, count: int = 9) -> None:
     """Check that each token is the most probable one, and its three best logprobs."""
     expected = family.logits([*made.prompt_ids, *made.ids])[len(made.prompt_ids) - 1 : -1].log_softmax(-1)
-    assert len(made.ids) == 9
+    assert len(made.ids) == count
     for token, found, row in zip(made.ids, made.logprobs, expected, strict=True):
         assert row.max() - row[token] < TIE, f"prompt of {len(made.prompt_ids)}: {token} instead of {row.argmax()}"
         assert found.top_logprobs == pytest.approx(row.topk(3).values.tolist(), abs=TOLERANCE)
@@ -446,4 +447,15 @@ def test_triton_kernels_equal_transformers(name, family, driver, shows):
     one, prompt = family(name), [*prompts()[1]]
     got = driver(one.path, kernels="triton").run(prompt, 5)
     torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)
+    shows(one.path, "Triton interpreted")
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+@pytest.mark.parametrize("name", thinned(("mamba2", "mamba", "falcon-mamba"), ["mamba2"]))
+def test_triton_kernels_of_models_without_attention_equal_transformers(name, family, shows):
+    """The driver of the test above has no steps without attention, so the engine runs these models."""
+    one, params = family(name), Params(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=3)
+    with engine(one.path, "triton", dtype="float32", max_running=2) as llm:
+        for made in llm.generate(prompts()[:2], params):
+            assert_same(one, made, 3)
     shows(one.path, "Triton interpreted")
