@@ -72,7 +72,7 @@ def _gpu_host(text: str, gpu: GpuModel, count: int, cores: int | None, memory: i
     cores = cores or HOST_CORES * count
     if cores < 1:
         raise UnknownHardware(f"{text}: requires at least 1 core")
-    one = Gpu(gpu.title, gpu.memory, gpu.memory - CONTEXT_BYTES, gpu.capability)
+    one = Gpu(gpu.title, gpu.memory, gpu.memory - CONTEXT_BYTES, gpu.capability, gpu.arch)
     return Machine(
         cores=cores,
         cores_from=f"--hardware {text}",

@@ -55,8 +55,10 @@ def test_kernels_are_compiled_by_default_if_torch_requires_triton():
     start = text.index('    if [ "$KERNELS" = auto ]')
     script = text[start : text.index("fi && \\\n", start)].replace("\\\n", "\n") + 'fi; echo "$KERNELS"'
     assert "ARG KERNELS=auto\n" in text
-    for python, wanted in (("true", "sm_90 sm_100"), ("false", "none")):
-        own = script.replace("/opt/slipway/venv/bin/python", python)
+    imported = "case $2 in *hip*) [ $hip = yes ];; *) [ $triton = yes ];; esac"
+    builds = {"triton=yes hip=no": "sm_90 sm_100", "triton=yes hip=yes": "gfx942", "triton=no hip=no": "none"}
+    for modules, wanted in builds.items():
+        own = f"{modules}; python() {{ {imported}; }}\n{script.replace('/opt/slipway/venv/bin/python', 'python')}"
         for given, found in (("auto", wanted), ("sm_80", "sm_80"), ("none", "none")):
             done = subprocess.run(["sh", "-c", own], env={"KERNELS": given}, capture_output=True, text=True, check=True)
             assert done.stdout.strip() == found

@@ -49,7 +49,7 @@ def test_described_cpu_has_its_cores_memory_and_kernels() -> None:
         ("cpu:0:64GiB", "at least 1 core"),
         ("h100x0", "write 1 to 16"),
         ("h100x99", "write 1 to 16"),
-        ("mi300x", "an AMD GPU is not supported"),
+        ("gaudi3x8", "an Intel accelerator is not supported"),
         ("", "write NAME"),
     ],
 )
@@ -78,6 +78,8 @@ def test_unknown_device_is_refused_with_the_known_ones(text: str, words: str) ->
         ("Tesla T4", "t4"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI325X OAM", "mi325x"),
     ],
 )
 def test_gpu_is_found_by_its_cuda_name(cuda: str, name: str) -> None:

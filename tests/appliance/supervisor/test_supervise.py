@@ -141,6 +141,7 @@ def test_program_gets_its_arguments_variables_secrets_and_priority_unchanged(tmp
 def test_engine_environment_has_no_credentials(tmp_path):
     wanted = {"PATH": "/bin", "HOME": "/h", "LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": "/p"}
     wanted |= {"NVIDIA_VISIBLE_DEVICES": "all", "NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "TRITON_CACHE_DIR": "/t"}
+    wanted |= {"HIP_VISIBLE_DEVICES": "0", "HSA_OVERRIDE_GFX_VERSION": "9.4.2"}
     secret = {
         "HF_TOKEN": "a",
         "AWS_SECRET_ACCESS_KEY": "b",
