@@ -137,8 +137,8 @@ def pings_until_ready(one: Container) -> list[tuple[int, int]]:
     return found
 
 
-def test_sm_01_sm_12_sm_30_serve_starts_a_manifest_in_parts_and_ping_fails_until_it_serves(container):
-    """Also VX-03, VX-04, K8-09: the port is open and the process alive before the model is loaded."""
+def test_sm_01_sm_12_sm_30_k8_02_k8_09_serve_starts_a_manifest_in_parts_and_ping_fails_until_it_serves(container):
+    """Also VX-04: the port is open and the process alive before the model is loaded."""
     assert container.pings[-1] == (200, 200)
     assert (503, 200) in container.pings and {ping for ping, _ in container.pings} <= {0, 503, 200}
     (model,) = container.client.get("/v1/models").json()["data"]
@@ -152,7 +152,7 @@ def test_sm_05_sm_06_the_port_of_the_platform_is_open_on_all_addresses(container
     assert f"00000000:{port:04X}" in listening
 
 
-def test_dk_06_the_health_check_needs_no_other_program(container):
+def test_dk_05_dk_06_the_health_check_needs_no_other_program(container):
     assert container.call("healthcheck").returncode == 0
     assert container.call("healthcheck", f"http://127.0.0.1:{free_port()}").returncode == 1
 
@@ -227,28 +227,38 @@ def test_sm_02_mh_05_mh_06_k8_04_dk_01_sigterm_completes_streams_and_ends_with_0
     assert not container.processes(), "DK-03: processes are left"
 
 
-def test_mh_01_mh_03_sv_05_k8_06_a_crash_loop_ends_the_container_with_code_and_reason(tmp_path):
-    """Also MH-34: an expired session is unknown at once."""
-    manifest = (
-        f"apiVersion: slipway/v2\nmodel: {{source: {{path: {DEMO}}}}}\nhardware: {{device: cpu}}\n"
-        "endpoints: {sessions: {keep: 1s}}\nlifecycle: {self_test: {prompts: 0}, restart: {max: 0}}\n"
-    )
-    with started(tmp_path, **in_parts(manifest)) as one:
+MANIFEST = (
+    f"apiVersion: slipway/v2\nmodel: {{source: {{path: {DEMO}}}}}\nhardware: {{device: cpu}}\n"
+    "endpoints: {sessions: {keep: 1s}}\n"
+)
+
+
+def test_mh_01_to_mh_04_dk_04_sv_05_k8_06_k8_11_a_crash_loop_ends_the_container_with_code_and_reason(tmp_path):
+    """The user has no entry in /etc/passwd. Also MH-34: an expired session is unknown at once."""
+    manifest = MANIFEST + "lifecycle: {self_test: {prompts: 0}, restart: {max: 0}}\n"
+    user = {"before": ["unshare", "--user", "--map-user=12345"], "USER": "", "LOGNAME": "", "HOME": str(tmp_path)}
+    with started(tmp_path, **user, **in_parts(manifest)) as one:
         one.wait_ready()
         opened = one.client.post("/invocations", json={"requestType": "NEW_SESSION"})
         session = {SESSION: opened.headers["X-Amzn-SageMaker-New-Session-Id"].partition(";")[0]}
         expired_s = time.monotonic() + 2
-
-        def expired() -> bool:
-            return time.monotonic() > expired_s
-
-        until("the end of the session", expired)
+        until("the end of the session", lambda: time.monotonic() > expired_s)
         for _ in range(2):
             assert one.client.post("/invocations", json=PROMPT, headers=session).status_code == 400
         os.kill(one.pids()["engine-0"], signal.SIGKILL)
         assert one.process.wait(timeout=PATIENCE_S) == exits.RESTARTS.number
         assert (one.reason["exit"], one.reason["program"]) == ("restarts", "engine-0")
         assert not one.processes(), "DK-03, SV-10: processes are left"
+
+
+def test_dk_07_a_halted_container_stays_alive_and_is_not_ready(tmp_path):
+    manifest = MANIFEST + "lifecycle: {self_test: {prompts: 0}, restart: {max: 0, exhausted: halt}}\n"
+    with started(tmp_path, **in_parts(manifest)) as one:
+        one.wait_ready()
+        os.kill(one.pids()["engine-0"], signal.SIGKILL)
+        until("the halt", lambda: "failed" in one.client.get("/ready").text)
+        assert [one.status(path) for path in ("/ready", "/ping", "/live")] == [503, 503, 200]
+        assert one.stop() == exits.RESTARTS.number
 
 
 @pytest.mark.parametrize(
@@ -279,8 +289,8 @@ PLATFORMS = {
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_sm_31_ks_18_az_04_dk_02_a_mounted_model_is_found_and_sigterm_ends_the_start(tmp_path, platform):
-    """SM-03: the model is mounted read-only."""
+def test_sm_03_sm_31_ks_18_az_04_dk_02_mh_08_a_mounted_model_is_found_and_sigterm_ends_the_start(tmp_path, platform):
+    """The model is mounted read-only."""
     top, at, environ = PLATFORMS[platform]
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     before = [*namespace, "sh", "-c", MOUNT, "sh", top, at, str(DEMO)] if at else []

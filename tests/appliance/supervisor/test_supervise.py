@@ -6,14 +6,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from appliance.config.gateway import GatewayConfig, SecretRef
 from appliance.config.gateway import read_config as read_gateway
 from appliance.config.manifest import Manifest
 from appliance.config.sections.endpoints import Endpoints
-from appliance.supervisor import supervise
+from appliance.supervisor import shared_memory, supervise
 from appliance.supervisor.launch import secret_names
 from appliance.supervisor.monitor import Policy
 from appliance.supervisor.supervise import Program, Service
@@ -154,6 +156,21 @@ def test_engine_environment_has_no_credentials(tmp_path):
     _, seen, _, _ = json.loads(done.stdout)
     assert wanted.items() <= seen.items() and not secret.keys() & seen.keys()
     assert seen["OMP_NUM_THREADS"] == "5"
+
+
+def test_little_shared_memory_for_several_ranks_is_a_warning(monkeypatch):
+    """DK-08 the exact --shm-size"""
+    one = _service(1)
+    ranks = msgspec.structs.replace(one.engines[0].parallelism, tensor=2)
+    several = replace(one, engines=(msgspec.structs.replace(one.engines[0], parallelism=ranks),))
+    sizes = {"small": 64 * 2**20, "large": 2**30}
+    for name, size in sizes.items():
+        monkeypatch.setattr(os, "statvfs", lambda path, size=size: SimpleNamespace(f_blocks=size // 4096, f_frsize=4096))
+        found = shared_memory.warning(several)
+        assert bool(found) == (name == "small") and shared_memory.warning(one) == ""
+        assert not found or "/dev/shm has 64 MiB" in found and "docker run --shm-size 1g" in found
+    monkeypatch.undo()
+    assert shared_memory.warning(several, Path("/absent")) == ""
 
 
 def test_start_is_announced_before_the_program_runs(tmp_path):
