@@ -64,6 +64,20 @@ def test_kernels_are_compiled_by_default_if_torch_requires_triton():
             assert done.stdout.strip() == found
 
 
+def test_the_build_file_has_an_image_for_each_device_with_arguments_of_the_dockerfile():
+    from kernels.tools.aot import TARGETS
+
+    bake = json.loads((ROOT / "docker" / "bake.json").read_text())
+    arguments = set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    assert bake["target"].keys() == {"cpu", "cuda", "rocm"}
+    for name, target in bake["target"].items():
+        assert target["args"].keys() <= arguments and (ROOT / target["dockerfile"]).is_file()
+        assert set(re.findall(r"\$\{(\w+)\}", json.dumps(target))) <= bake["variable"].keys()
+        assert set(target["args"]["KERNELS"].split()) - {"none"} <= TARGETS.keys()
+        assert name == "rocm" or target["platforms"] == ["linux/amd64", "linux/arm64"]
+    assert set(bake["group"]["default"]["targets"]) <= bake["target"].keys()
+
+
 def test_shapes_whose_kernels_are_compiled_exist():
     from benchmarks.shapes import SHAPES
 
