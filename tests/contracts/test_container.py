@@ -58,8 +58,13 @@ class Container(Appliance):
 
 
 @contextmanager
-def started(folder: Path, *words: str, before: Sequence[str] = (), **environ: str) -> Iterator[Container]:
-    """Start the entry point as process 1 of a container. `before`: words of a command that runs it."""
+def started(
+    folder: Path, *words: str, before: Sequence[str] = (), port_in: str = "SAGEMAKER_BIND_TO_PORT", **environ: str
+) -> Iterator[Container]:
+    """Start the entry point as process 1 of a container.
+
+    before: words of a command that runs it. port_in: the variable that has its port.
+    """
     runtime = tempfile.TemporaryDirectory(prefix="slipway-")  # a short path, because it gets sockets
     (folder / "slipway").write_text(f'#!/bin/sh\nexec {sys.executable} -m appliance "$@"\n')
     (folder / "slipway").chmod(0o755)
@@ -72,7 +77,7 @@ def started(folder: Path, *words: str, before: Sequence[str] = (), **environ: st
         "PYTHONPATH": str(ROOT),
         "SLIPWAY__ENDPOINTS__HOST": "0.0.0.0",  # as ENV of the image
         "SLIPWAY_TERMINATION_LOG": str(folder / "reason"),
-        "SAGEMAKER_BIND_TO_PORT": str(port),
+        port_in: str(port),
         "LC_TEST_MARKER": marker,
         "XDG_RUNTIME_DIR": runtime.name,
         **environ,
@@ -294,7 +299,7 @@ def test_sm_03_sm_31_ks_18_az_04_dk_02_mh_08_a_mounted_model_is_found_and_sigter
     top, at, environ = PLATFORMS[platform]
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     before = [*namespace, "sh", "-c", MOUNT, "sh", top, at, str(DEMO)] if at else []
-    with started(tmp_path, before=before, **environ) as one:
+    with started(tmp_path, before=before, port_in="SLIPWAY__ENDPOINTS__PORT", **environ) as one:
         until("the model", lambda: f"{platform} detected" in one.output() or one.process.poll() is not None)
         assert f"{platform} detected" in one.output() and (at or str(DEMO)) in one.output()
         one.process.send_signal(signal.SIGTERM)
