@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config.problems import Refused
 from appliance.hardware.described import HOST_BYTES, UnknownHardware, hardware
 from appliance.hardware.devices import CONTEXT_BYTES, CPUS, GPUS, cpu_by_kernels, gpu_by_cuda_name, gpu_by_name
 from appliance.planning.plan import Plan, plan
@@ -150,6 +151,16 @@ def test_the_ceiling_of_decoding_is_bytes_over_bandwidth(tmp_path: Path) -> None
     multiplied = 2 * 28 * (attention + 3 * 1024 * 3072) + 28 * 4 * 4096 * 16 * 128
     assert found.prefill.tokens_s == pytest.approx(989e12 / multiplied)
     assert active_parameters(checkpoint().model) == 28 * (attention + 3 * 1024 * 3072) + 151936 * 1024
+
+
+def test_an_amd_gpu_gets_triton_kernels_and_no_fp8_pages(tmp_path: Path) -> None:
+    found = large("mi300xx8", tmp_path)
+    engine = found.engines[0]
+    assert (engine.hardware.device, engine.hardware.kernels) == ("cuda", "triton")
+    assert (engine.model.dtype, engine.quantization.kv_cache) == ("bfloat16", "bfloat16")
+    assert found.estimate.roofline is not None and found.estimate.roofline.source.startswith("AMD Instinct MI300X")
+    with pytest.raises(Refused, match="AMD Instinct MI300X has no fp8"):
+        plan(test_plan.settings(tmp_path, "quantization.kv_cache=fp8"), checkpoint(), hardware("mi300x"))
 
 
 def test_slowest_step_is_the_last_chunk_of_a_full_context(tmp_path: Path) -> None:
