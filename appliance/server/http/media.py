@@ -6,7 +6,7 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from appliance.media.part import LoadedMedia, MediaPart
-from appliance.observability.log import MediaLoad
+from appliance.observability.log import MediaLoad, Subject
 from appliance.observability.metrics import now
 from appliance.server.chat.media import only
 from appliance.server.http.disconnect import until_disconnect
@@ -37,7 +37,11 @@ async def load_media(request: Request, parts: Iterable[MediaPart]) -> LoadedMedi
 
     start_s = now()
     loaded = await until_disconnect(request, loader.load(found, request.state.owner, record))
-    request.state.subject = replace(request.state.subject, media=MediaLoad(start_s, tuple(stages)))
+    subject: Subject = request.state.subject
+    request.state.subject = replace(subject, media=MediaLoad(start_s, tuple(stages)))
+    if subject.span is not None:
+        cached = sum(not process_s for _, process_s in stages)
+        subject.span.add_media(start_s, now(), len(stages), cached)
     return loaded
 
 

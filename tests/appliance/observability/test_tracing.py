@@ -301,6 +301,17 @@ def test_resource_describes_the_process(start_gateway, engine, collector, traces
     assert (scope.name, scope.version) == ("slipway", "1.2.3")
 
 
+def test_loading_of_media_is_a_child_of_the_request():
+    """OBS-05"""
+    exported = []
+    span = RequestSpan(Trace("1" * 32, None), 1.0, exported.append, has_content=False)
+    span.add_media(1.5, 2.0, 3, 1)
+    (media,) = exported
+    assert (media.name, media.parent_id, media.trace_id) == ("media", span.span_id, "1" * 32)
+    assert (media.start_s, media.end_s) == (1.5, 2.0)
+    assert media.attributes == {"slipway.media.items": 3, "slipway.media.cached": 1}
+
+
 def test_messages_follow_the_conventions_for_generative_ai():
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     texts = {
