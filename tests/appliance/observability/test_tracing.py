@@ -14,7 +14,8 @@ from prometheus_client.samples import Exemplar
 
 from appliance.observability.metrics import Metrics, now
 from appliance.observability.otlp_logs import EXPORTING, OtlpHandler
-from appliance.observability.spans import SequenceTimes, Span, input_messages
+from appliance.observability.spans import RequestSpan, SequenceTimes, Span, input_messages
+from appliance.observability.trace import Trace
 from appliance.observability.trace_settings import Sampler, TraceSettings
 from appliance.observability.tracing import Tracing
 from tests.appliance.observability.collector import Collector, attributes, collecting, parse
