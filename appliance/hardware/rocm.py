@@ -1,7 +1,8 @@
 """AMD GPUs that this process may use, from the files of the amdgpu driver. Neither torch nor ROCm is loaded.
 
 The driver hides the properties of GPUs whose device file the container lacks. Sources: `kfd_topology.c` of the Linux
-kernel; admin-guide of amdgpu (`mem_info_vram_used`, `product_name`); "GPU isolation techniques" of ROCm's documentation.
+kernel; admin-guide of amdgpu (`mem_info_vram_used`, `product_name`); "GPU isolation techniques" of ROCm's
+documentation.
 """
 
 import os

@@ -73,7 +73,9 @@ def test_error_messages_have_no_runs_of_spaces() -> None:
                 continue
             errors = (node.exc for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Raise) and node.exc)
             texts = (one for error in errors for one in ast.walk(error) if isinstance(one, ast.Constant))
-            found += [f"{path}:{one.lineno}" for one in texts if isinstance(one.value, str) and SPACES.search(one.value)]
+            found += [
+                f"{path}:{one.lineno}" for one in texts if isinstance(one.value, str) and SPACES.search(one.value)
+            ]
     assert found == []
 
 

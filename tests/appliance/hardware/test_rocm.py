@@ -54,9 +54,7 @@ def test_gpus_are_read_in_the_order_of_the_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "arch", "capability"), [(110000, "gfx1100", (11, 0)), (90500, "gfx950", (9, 5))])
-def test_architectures_have_their_names(
-    tmp_path: Path, version: int, arch: str, capability: tuple[int, int]
-) -> None:
+def test_architectures_have_their_names(tmp_path: Path, version: int, arch: str, capability: tuple[int, int]) -> None:
     (gpu,) = read_gpus(tree(tmp_path, {"sys/class/kfd/kfd/topology/nodes/1/properties": node(version)}))
     assert (gpu.arch, gpu.capability) == (arch, capability)
 

@@ -165,7 +165,8 @@ def test_little_shared_memory_for_several_ranks_is_a_warning(monkeypatch):
     several = replace(one, engines=(msgspec.structs.replace(one.engines[0], parallelism=ranks),))
     sizes = {"small": 64 * 2**20, "large": 2**30}
     for name, size in sizes.items():
-        monkeypatch.setattr(os, "statvfs", lambda path, size=size: SimpleNamespace(f_blocks=size // 4096, f_frsize=4096))
+        found = SimpleNamespace(f_blocks=size // 4096, f_frsize=4096)
+        monkeypatch.setattr(os, "statvfs", lambda path, found=found: found)
         found = shared_memory.warning(several)
         assert bool(found) == (name == "small") and shared_memory.warning(one) == ""
         assert not found or "/dev/shm has 64 MiB" in found and "docker run --shm-size 1g" in found
