@@ -44,7 +44,8 @@ def hardware(text: str) -> Machine:
         raise UnknownHardware(f"{text}: {USAGE}")
     name, count = match["name"], match["count"]
     full_name = name_part.lower()
-    if gpu_by_name(full_name) is not None or cpu_by_name(full_name) is not None:  # rtx4090 is a name, not 4090 devices
+    # rtx4090 is a name, not 4090 devices
+    if gpu_by_name(full_name) is not None or cpu_by_name(full_name) is not None or full_name in UNSUPPORTED:
         name, count = full_name, None
     memory = None if match["size"] is None else int(float(match["size"]) * UNITS[match["unit"]])
     cores = None if match["cores"] is None else int(match["cores"])

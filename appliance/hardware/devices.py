@@ -2,9 +2,9 @@
 
 Bandwidth and dense arithmetic (no sparsity, float32 accumulation) are taken from vendor data sheets: NVIDIA for H100,
 H200, B200 and GB200 NVL72, A100, L4, L40S, A10, T4; NVIDIA's architecture papers for GeForce Ada and Blackwell; Amazon
-for A10G; AMD for Instinct. `memory` is the value that nvidia-smi or amd-smi reports, which is less than the round number
-of the data sheet. For CPUs, memory channels and speed are from vendor data sheets; arithmetic is operations per cycle
-and core times a clock that the CPU holds under load.
+for A10G; AMD for Instinct. `memory` is the value that nvidia-smi or amd-smi reports, less than the round number of the
+data sheet. For CPUs, memory channels and speed are from vendor data sheets; arithmetic is operations per cycle and core
+times a clock that the CPU holds under load.
 """
 
 import re

@@ -47,7 +47,7 @@ def read_gpus(root: Path) -> tuple[AmdGpu, ...]:
 
 
 def _gpu(root: Path, node: Path) -> AmdGpu | None:
-    """Return the GPU of a node; None for a CPU and for a GPU that is hidden from this process."""
+    """Return the GPU of a node, or None for a CPU or a hidden GPU."""
     properties = _numbers(node / "properties")
     version = properties.get("gfx_target_version", 0)  # 90402 for gfx942
     if not properties.get("simd_count") or not version:
@@ -64,7 +64,7 @@ def _gpu(root: Path, node: Path) -> AmdGpu | None:
 
 
 def _model(arch: str, memory: int) -> GpuModel | None:
-    """Return the model with this architecture whose memory is the nearest; None if no model has it."""
+    """Return the model of this architecture with the nearest memory, or None without one."""
     models = [one for one in GPUS if one.arch == arch]
     return min(models, key=lambda one: abs(one.memory - memory)) if models else None
 

@@ -102,7 +102,7 @@ class MediaLoad:
 
     start_s: float
     stages: tuple[tuple[float, float], ...]
-    """Of each new item: fetching it, and decoding and processing it, which is 0.0 for one from the cache."""
+    """Time to fetch each item, and to decode and process it, which is 0.0 for an item from the cache."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Subject:
     span: RequestSpan | None = field(default=None, compare=False)
     """Span of the request, if it is traced."""
     media: MediaLoad | None = field(default=None, compare=False)
-    """Loading of its media, if it has any."""
+    """Times of its images, videos and audio clips, if it has any."""
 
     def fields(self) -> dict[str, Any]:
         if self.trace is None:

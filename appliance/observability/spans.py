@@ -165,7 +165,7 @@ class RequestSpan:
         self._export(self._span)
 
     def add_media(self, start_s: float, end_s: float, items: int, cached: int) -> None:
-        """Export the span of the loading of the request's media, of which `cached` items had been processed before."""
+        """Export a span for the media of the request. `cached` of the items were processed for an earlier request."""
         span = Span("media", self.trace_id, self.span_id, start_s, self._span.offset_ns, end_s, state=self._span.state)
         span.attributes = {"slipway.media.items": items, "slipway.media.cached": cached}
         self._export(span)

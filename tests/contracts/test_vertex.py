@@ -1,4 +1,4 @@
-"""Google Vertex AI, and Azure ML, whose scoring route takes the same bodies."""
+"""Google Vertex AI: its health and predict routes, instances and raw bodies."""
 
 import socket
 

@@ -59,7 +59,7 @@ def _check_sagemaker(service: Service, request: Request) -> None:
 
 
 def placement(request: Request) -> Placement:
-    """Return the engine placement that the request's headers ask for (RT-06), with what is recorded of the request."""
+    """Return the engine placement that the request's headers ask for (RT-06), with its span and its media times."""
     rank = _integer(request, "X-data-parallel-rank", "X-data-parallel-rank")
     session = request.headers.get("x-session-id", "") or request.headers.get(SESSION, "")
     subject: Subject = request.state.subject

@@ -131,7 +131,8 @@ def test_each_request_has_the_times_of_its_images(make: Callable[..., Any]) -> N
 
     asyncio.run(work())
     wall_s = time.monotonic() - began_s
-    loads = {s.id.partition("-")[0]: where.media for s, where in zip(gateway.submits, gateway.placements, strict=True)}
+    pairs = zip(gateway.submits, gateway.router.placements, strict=True)
+    loads = {submit.id.partition("-")[0]: where.media for submit, where in pairs}
     assert set(loads) == {*texts, *later} and loads["m5"] is None
     for name in (*texts, "m4"):
         ((fetch_s, process_s),) = loads[name].stages
