@@ -273,6 +273,8 @@ def _modelfile(content: str, path: Path) -> Iterator[Setting]:
 def _instruction(name: str, value: str, place: str) -> Setting:
     if name == "PARAMETER":
         parameter, _, value = value.partition(" ")
+        if not value.strip().startswith('"'):
+            value = re.sub(r"\s#.*", "", value)
         if not value.strip():
             raise Unreadable(f"{place}: PARAMETER needs a name and a value")
         return setting(OLLAMA, f"PARAMETER {parameter}", parameter, [value.strip().strip('"')], place)
