@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from appliance.bench.report import _number
 from appliance.cli.main import main
 from tests.appliance.bench.tiny_server import TinyServer, tiny_server
 
