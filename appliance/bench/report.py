@@ -106,7 +106,7 @@ def _results(endpoints: Sequence[Mapping[str, Any]]) -> str:
 
 def _title(name: str) -> str:
     """Return the name of a number in words."""
-    return name.removesuffix("_ms").replace("_", " ")
+    return name.replace("_ms", "").replace("_", " ")
 
 
 def _number(value: Any) -> str:
@@ -120,7 +120,7 @@ def _errors(endpoint: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 def _ratios(label: str, ratios: Mapping[str, Mapping[str, float]]) -> str:
     rows = [("", "median", "range of the rounds")]
-    rows += [(k, f"{v['median']:.3f}", f"{v['min']:.3f} – {v['max']:.3f}") for k, v in ratios.items()]
+    rows += [(_title(k), f"{v['median']:.3f}", f"{v['min']:.3f} – {v['max']:.3f}") for k, v in ratios.items()]
     return f"<h2>Ratio of {html.escape(label)}</h2>" + _html_table(rows)
 
 

@@ -231,7 +231,9 @@ def test_a_local_archive_beyond_the_limit_is_refused_with_a_remedy(
 ) -> None:
     (tmp_path / "m.tar").write_bytes(tar(FILES, "w:"))
     store = LocalArchive(tmp_path / "m.tar", tmp_path / "cache", max_size=10)
-    with pytest.raises(SourceError, match=r"more than 10 bytes \(the limit of local archives; unpack it yourself, and set"):
+    with pytest.raises(
+        SourceError, match=r"more than 10 bytes \(the limit of local archives; unpack it yourself, and set"
+    ):
         store.unpack(store.listing())
 
 

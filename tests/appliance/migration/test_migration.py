@@ -92,7 +92,12 @@ def test_redirections_and_wrappers_are_ignored(line: str) -> None:
 
 
 def test_comments_after_parameters_of_a_modelfile_are_ignored(tmp_path: Path) -> None:
-    lines = ["FROM ./m.gguf", "PARAMETER temperature 0.2   # low", "PARAMETER num_ctx 4096 # long", 'PARAMETER stop "# a"']
+    lines = [
+        "FROM ./m.gguf",
+        "PARAMETER temperature 0.2   # low",
+        "PARAMETER num_ctx 4096 # long",
+        'PARAMETER stop "# a"',
+    ]
     (tmp_path / "Modelfile").write_text("\n".join(lines))
     found = migrate(read(str(tmp_path / "Modelfile")), Path(), "")
     assert (values(found)["model.max_context"], values(found)["engine.sampling.temperature"]) == (4096, 0.2)
