@@ -23,8 +23,8 @@ _REDIRECTION = re.compile(r"(?:\d|&)?>>?(?P<target>.*)", re.DOTALL)
 def split(line: str, place: str = "") -> list[Word]:
     """Divide a command line at spaces outside of quotes. `place` precedes the character number of each word.
 
-    Comments, `\\` at the end of a line, redirections of the output and a `&` at the end are removed. Raise Unreadable for
-    an open quote and for other operators of a shell.
+    Comments, `\\` at the end of a line, redirections of the output and a `&` at the end are removed. Raise Unreadable
+    for an open quote and for other operators of a shell.
     """
     words: list[Word] = []
     position, is_target = 0, False
