@@ -7,14 +7,14 @@
 # BASE         an image with Python 3.11 or newer, its venv module and a POSIX shell
 # BUILD_BASE   like BASE, with a C++ compiler for the CPU kernels and its binutils. Without a compiler the build prints a
 #              warning and the image serves with torch alone, several times slower
-# TORCH_INDEX  index with torch's CPU wheels, from PyTorch's installation page: an image of about 0.7 GB. By default pip
-#              installs the build of the default index, which also runs on CPUs but adds some GB for GPUs
+# TORCH_INDEX  index with torch's wheels for CPUs (an image of about 0.7 GB) or for ROCm, from PyTorch's installation
+#              page. By default pip installs the build of the default index, for CUDA, which also runs on CPUs
 # TORCH_HASH   SHA-256 of further permitted builds of torch, as sha256:…, separated by spaces
 # PACKAGES     Debian packages of BASE that the image keeps, besides those that serving uses (docker/trim.py). Files of
 #              BASE are kept, but not its ENV, LABEL and VOLUME: set what you need of them in an image FROM slipway
 # KERNELS      GPU architectures for which kernels are compiled with the image: no request then waits for a compiler, and
-#              the image needs none. By default "sm_90 sm_100" if torch requires Triton, as its builds for GPUs do; "none"
-#              for no kernels. Requires Python's headers in BUILD_BASE, its Python in BASE
+#              the image needs none. By default "sm_90 sm_100" for CUDA, "gfx942" for ROCm; "none" for no kernels.
+#              Requires Python's headers in BUILD_BASE, its Python in BASE; for ROCm also PACKAGES="gcc libc6-dev"
 # SHAPES       models for these kernels, by the names of benchmarks/shapes.py. Others: engine.worker.precompile
 ARG BASE=python:3.11-slim-bookworm
 ARG BUILD_BASE=python:3.11-bookworm
@@ -51,6 +51,7 @@ ARG SHAPES="qwen3-0.6b qwen3-1.7b llama-3.1-8b"
 RUN mkdir -p /opt/slipway/compiled /build && cp -r /source/benchmarks /build/ && \
     if [ "$KERNELS" = auto ]; then \
         /opt/slipway/venv/bin/python -c 'import triton' 2>/dev/null && KERNELS="sm_90 sm_100" || KERNELS=none; \
+        if /opt/slipway/venv/bin/python -c 'import torch; assert torch.version.hip' 2>/dev/null; then KERNELS=gfx942; fi; \
     fi && \
     if [ -n "$KERNELS" ] && [ "$KERNELS" != none ]; then \
         for shape in $SHAPES; do \

@@ -65,12 +65,16 @@ def alternate(sides: Mapping[str, Callable[[], object]], rounds: int) -> Times:
 
 
 def report(title: str, took: Times, scale: float, unit: str) -> dict[str, Any]:
-    """Print and return the median and the range of each side, in seconds times `scale`, or the inverse for RTFx."""
+    """Print the median and the range of each side, in seconds times `scale`, or the inverse for RTFx. Return these,
+    mean, percentiles (nearest rank) and all values."""
     found: dict[str, Any] = {}
     print(title)
     for name, times in took.items():
         values = [scale / one if unit == "x" else scale * one for one in times]
-        found[name] = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+        ordered = sorted(values)
+        ranks = {f"p{share}": ordered[max(0, -(-share * len(ordered) // 100) - 1)] for share in (50, 90, 99)}
+        middle = {"median": statistics.median(values), "mean": statistics.fmean(values), **ranks}
+        found[name] = {**middle, "least": min(values), "most": max(values), "values": values}
         print(f"  {name:24} {found[name]['median']:10.3f} {unit}  ({min(values):.3f} … {max(values):.3f})")
     return found
 

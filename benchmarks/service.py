@@ -31,10 +31,13 @@ class Service:
 
 
 @contextmanager
-def running_service(*settings: str, manifest: Path = DEMO, log: Path | None = None) -> Iterator[Service]:
+def running_service(
+    *settings: str, manifest: Path = DEMO, log: Path | None = None, cache: Path | None = None
+) -> Iterator[Service]:
     """Start `slipway serve` with these KEY=VALUE settings on a free local port, yield it when ready, then stop it.
 
-    It is also stopped if this process gets a SIGTERM. `log` receives its output. Raise RuntimeError if it exits early.
+    It is also stopped if this process gets a SIGTERM. `log` receives its output, `cache` is the folder of its caches.
+    Raise RuntimeError if it exits early.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -42,11 +45,12 @@ def running_service(*settings: str, manifest: Path = DEMO, log: Path | None = No
     command = [sys.executable, "-m", "appliance", "serve", str(manifest), "--host", "127.0.0.1", "--port", str(port)]
     for setting in settings:
         command += ["--set", setting]
+    environ = os.environ if cache is None else {**os.environ, "XDG_CACHE_HOME": str(cache)}
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with contextlib.ExitStack() as opened:
         opened.callback(signal.signal, signal.SIGTERM, before)
         out = opened.enter_context(open(log or os.devnull, "wb"))
-        appliance = opened.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out))
+        appliance = opened.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=environ))
         opened.callback(appliance.terminate)
         url = f"http://127.0.0.1:{port}"
         wait_ready(url, appliance)

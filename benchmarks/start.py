@@ -1,8 +1,10 @@
-"""`python -m benchmarks.start [--rounds 5]`: wall time and CPU seconds of the start of a service.
+"""`python -m benchmarks.start [--rounds 5] [--cold]`: wall time and CPU seconds of the start of a service.
 
 Each round starts `slipway serve` with the demo model and stops it when it is ready. Prints, as medians, the time until
 the gateway answers and until the service is ready, the CPU seconds of each program until then, and those of the whole
-process tree including its end.
+process tree including its end. With `--cold`, each round first starts the service with an empty folder of caches
+(quantized weights, kernels), then again with the folder that this start has filled. The JSON file has each value of
+each start, as lists.
 """
 
 import argparse
@@ -50,12 +52,12 @@ def cpu_seconds(launcher: int) -> dict[str, float]:
     return found
 
 
-def measure(manifest: Path) -> Start:
-    """Start a service, wait until it is ready, and stop it."""
+def measure(manifest: Path, cache: Path | None = None) -> Start:
+    """Start a service, wait until it is ready, and stop it. cache: the folder of its caches, if not the usual one."""
     before, began_s = children_cpu_s(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with running_service(manifest=manifest, log=log) as service:
+        with running_service(manifest=manifest, log=log, cache=cache) as service:
             ready_s = time.monotonic() - began_s
             cpu_s = cpu_seconds(service.launcher)
             answers_s = answer_time(log.read_text())
@@ -75,10 +77,10 @@ def answer_time(log: str) -> float:
     return float(line.rpartition("after ")[2].removesuffix(" s"))
 
 
-def medians(starts: list[Start]) -> dict[str, float]:
-    """Return the median of each value, CPU seconds as `cpu of NAME`."""
+def values(starts: list[Start]) -> dict[str, list[float]]:
+    """Return the values of all starts by their names, CPU seconds as `cpu of NAME`."""
     names = sorted({name for one in starts for name in one.cpu_s})
-    values = {
+    return {
         "gateway answers": [one.answers_s for one in starts],
         "ready": [one.ready_s for one in starts],
         "stop": [one.stop_s for one in starts],
@@ -86,21 +88,41 @@ def medians(starts: list[Start]) -> dict[str, float]:
         "cpu until ready": [sum(one.cpu_s.values()) for one in starts],
         "cpu in total": [one.total_cpu_s for one in starts],
     }
-    return {name: statistics.median(found) for name, found in values.items()}
+
+
+def medians(found: dict[str, list[float]]) -> dict[str, float]:
+    """Return the median of each list. Raise TypeError for a value that is not a list."""
+    if wrong := [name for name, each in found.items() if not isinstance(each, list)]:
+        raise TypeError(f"{wrong[0]}: must be a list with a value for each start")
+    return {name: statistics.median(each) for name, each in found.items()}
+
+
+def rounds(manifest: Path, count: int, *, cold: bool) -> dict[str, list[Start]]:
+    """Return the starts by kind: "cold" ones with empty caches, if wanted, and "warm" ones."""
+    if not cold:
+        return {"warm": [measure(manifest) for _ in range(count)]}
+    found: dict[str, list[Start]] = {"cold": [], "warm": []}
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            for kind in found:
+                found[kind].append(measure(manifest, Path(folder)))
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, help="starts (5)")
     parser.add_argument("--manifest", type=Path, default=DEMO, help="manifest to serve (the demo)")
+    parser.add_argument("--cold", action="store_true", help="also measure starts with empty caches")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
-    starts = [measure(given.manifest) for _ in range(given.rounds)]
-    found = medians(starts)
-    for name, value in found.items():
-        print(f"{name:24}{value:8.2f} s")
+    found = {kind: values(starts) for kind, starts in rounds(given.manifest, given.rounds, cold=given.cold).items()}
+    middle = {kind: medians(each) for kind, each in found.items()}
+    for kind, each in middle.items():
+        for name, value in each.items():
+            print(f"{kind:6}{name:24}{value:8.2f} s")
     if given.out:
-        report = {"machine": asdict(facts()), "medians": found, "starts": [asdict(one) for one in starts]}
+        report = {"machine": asdict(facts()), "medians": middle, **found}
         given.out.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 

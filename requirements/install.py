@@ -28,6 +28,8 @@ for text in requires("torch") or ():
 """
 
 
+ROCM_TRITON = {"pytorch-triton-rocm", "triton-rocm"}
+"""Names of Triton in the builds of torch for ROCm."""
 DOWNLOADS = ("--quiet", "-q")
 """Options of pip install that pip download takes as well."""
 
@@ -39,18 +41,21 @@ def pip(command: str, *arguments: str) -> None:
 
 
 def install_torch(index: str, hashes: list[str], options: list[str]) -> None:
-    """Install the build of torch that pip chooses without hashes, after its hash was compared.
-
-    With --require-hashes pip drops files of a --find-links folder, whose names have no hashes, as soon as the index
-    has a file with one of the hashes: a machine with a build for CPUs at hand would get the one for GPUs."""
-    text = (FOLDER / "torch.txt").read_text()
+    """Install the pinned torch, unless it is installed."""
     for one in hashes:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", one):
             sys.exit(f"install: --torch-hash {one}: must be sha256: and 64 hexadecimal digits")
-    known = {*re.findall(r"sha256:[0-9a-f]{64}", text), *hashes}
-    wanted = re.findall(r"^torch==\S+", text, re.MULTILINE)[0]
-    if installed_torch() == wanted.removeprefix("torch=="):
-        return
+    wanted = re.findall(r"^torch==\S+", (FOLDER / "torch.txt").read_text(), re.MULTILINE)[0]
+    if installed_torch() != wanted.removeprefix("torch=="):
+        install_checked(wanted, index, hashes, options)
+
+
+def install_checked(wanted: str, index: str, hashes: list[str], options: list[str]) -> None:
+    """Install the build that pip chooses without hashes, after its hash was compared.
+
+    With --require-hashes pip drops files of a --find-links folder, whose names have no hashes, as soon as the index
+    has a file with one of the hashes: a machine with a build for CPUs at hand would get the one for GPUs."""
+    known = {*re.findall(r"sha256:[0-9a-f]{64}", (FOLDER / "torch.txt").read_text()), *hashes}
     with tempfile.TemporaryDirectory() as folder:
         from_index = ["--index-url", index] if index else []
         quiet = [option for option in options if option in DOWNLOADS]
@@ -75,6 +80,16 @@ def torch_needs() -> set[str]:
     return set(done.stdout.split())
 
 
+def torch_requirement(name: str) -> str:
+    """Return the requirement of the installed torch with this name, such as pytorch-triton-rocm==3.5.1."""
+    text = f"""
+from importlib.metadata import requires
+print(next(one.partition(";")[0].strip() for one in requires("torch") if one.lower().startswith({name!r})))
+"""
+    done = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Install the pinned requirements with pip, every file checked against its SHA-256.",
@@ -89,10 +104,12 @@ def main() -> None:
     os.environ.setdefault("PIP_ROOT_USER_ACTION", "ignore")
     install_torch(options.torch_index, options.torch_hash.split(), rest)
     needs = torch_needs()
+    for name in sorted(needs & ROCM_TRITON):  # the default index lacks it
+        install_checked(torch_requirement(name), options.torch_index, options.torch_hash.split(), rest)
     if any(name.startswith(("nvidia-", "cuda-")) for name in needs):
         pip("install", "--require-hashes", "--no-deps", *rest, "-r", str(FOLDER / "torch-cuda.txt"))
     pip("install", "--require-hashes", *rest, "-r", str(FOLDER / f"{options.which}.txt"))
-    if options.which != "runtime" and "triton" not in needs:
+    if options.which != "runtime" and not needs & {"triton", *ROCM_TRITON}:
         pip("install", "--require-hashes", "--no-deps", *rest, "-r", str(FOLDER / "triton.txt"))
 
 

@@ -53,7 +53,8 @@ downloaded, and the model need not exist on this machine: `slipway check` examin
 | DJL Serving, Amazon's LMI | a file `*.properties`, an image of it; its variables `OPTION_…`, and options of vLLM |
 | Docker Compose | a file `*.yaml` with a service of one of these servers |
 
-Words before the command, such as `CUDA_VISIBLE_DEVICES=0` and `sudo`, are accepted. `--name value`, `--name=value`,
+Words before the command, such as `CUDA_VISIBLE_DEVICES=0` and `sudo`, are accepted. Redirections of the output and a
+`&` at the end are ignored. `--name value`, `--name=value`,
 `--a_b` and short forms are the same. Sizes such as `8k` (8000) and `8K` (8192) have the meaning of vLLM.
 
 ## Examples

@@ -6,6 +6,7 @@ copied below files/. Links to folders lead to nothing on the site, so they becom
 
 import posixpath
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def outside(page: Path) -> list[str]:
     return [target for target in found if not target.startswith("docs/")]
 
 
+@cache
+def title(path: str) -> str:
+    """Return the first heading of a page, which the site shows where a link has the name of its file."""
+    found = re.search(r"^# (.+)$", (ROOT / path).read_text(), re.MULTILINE)
+    return posixpath.basename(path) if found is None else found[1]
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Replace links that leave docs/ by links to the copies."""
     return rewritten(markdown, "" if page.file.src_uri in TOP else "docs")
@@ -50,6 +58,8 @@ def rewritten(markdown: str, folder: str) -> str:
         if "://" in target or target.startswith("mailto:"):
             return match[0]
         path = posixpath.normpath(posixpath.join(folder, target))
+        if words == posixpath.basename(target) and words.endswith(".md") and path != "README.md":
+            words = title(path)
         if path.startswith("docs/"):
             return f"[{words}]({path.removeprefix('docs/')}{anchor})"
         if path in TOP or path == "README.md":

@@ -86,16 +86,32 @@ def _in_progress(label: str, outcomes: Sequence[Outcome]) -> Line:
 
 
 def _results(endpoints: Sequence[Mapping[str, Any]]) -> str:
-    names = [name for name in endpoints[0]["summary"] if name != "errors"]
+    """Return a table with a column for each endpoint, and one with a row for each latency and endpoint."""
+    summaries = [each["summary"] for each in endpoints]
+    names = [name for name in summaries[0] if name != "errors" and not name.endswith("_ms")]
+    latencies = [name for name in summaries[0] if name.endswith("_ms")]
     rows = [("", *(f"{each['label']}: {each['url']}, {each['model']}" for each in endpoints))]
-    for name in names:
-        values = [each["summary"][name] for each in endpoints]
-        if name.endswith("_ms"):
-            rows += [(f"{name} {column}", *(value.get(column, "–") for value in values)) for column in COLUMNS]
-        else:
-            rows.append((name, *values))
+    rows += [(_title(name), *(_number(summary[name]) for summary in summaries)) for name in names]
+    times: list[tuple[str, ...]] = [("milliseconds", *(("",) if len(endpoints) > 1 else ()), *COLUMNS)]
+    for name in latencies:
+        for number, each in enumerate(endpoints):
+            label = (each["label"],) if len(endpoints) > 1 else ()
+            found = each["summary"][name]
+            values = (_number(found[column]) if column in found else "–" for column in COLUMNS)
+            times.append(("" if number else _title(name), *label, *values))
     failed = [f"{each['label']}: {count} × {error}" for each in endpoints for error, count in _errors(each)]
-    return _html_table(rows) + "".join(f"<p>Failed: {html.escape(line)}</p>" for line in failed)
+    errors = "".join(f"<p>Failed: {html.escape(line)}</p>" for line in failed)
+    return f'<div class="tables">{_html_table(rows)}{_html_table(times)}</div>{errors}'
+
+
+def _title(name: str) -> str:
+    """Return the name of a number in words."""
+    return name.replace("_ms", "").replace("_", " ")
+
+
+def _number(value: Any) -> str:
+    """Return a number with separators, and with three significant digits at least."""
+    return f"{value:,.1f}" if isinstance(value, float) and abs(value) >= 100 else f"{value:,}"
 
 
 def _errors(endpoint: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -104,7 +120,7 @@ def _errors(endpoint: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 def _ratios(label: str, ratios: Mapping[str, Mapping[str, float]]) -> str:
     rows = [("", "median", "range of the rounds")]
-    rows += [(k, f"{v['median']:.3f}", f"{v['min']:.3f} – {v['max']:.3f}") for k, v in ratios.items()]
+    rows += [(_title(k), f"{v['median']:.3f}", f"{v['min']:.3f} – {v['max']:.3f}") for k, v in ratios.items()]
     return f"<h2>Ratio of {html.escape(label)}</h2>" + _html_table(rows)
 
 
@@ -136,7 +152,9 @@ _PAGE = """<!doctype html>
 :root { color-scheme: light dark; --grid: #8884; --c0: #2563eb; --c1: #d97706; --c2: #059669; --c3: #c026d3; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .2rem .8rem; border-bottom: 1px solid var(--grid); }
+th, td { text-align: right; padding: .2rem .8rem; border-bottom: 1px solid var(--grid); vertical-align: top; }
+th { font-weight: 600; } td { overflow-wrap: anywhere; }
+.tables { display: flex; flex-wrap: wrap; gap: 1.5rem 3rem; align-items: start; }
 th:first-child, td:first-child { text-align: left; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr)); gap: 1.5rem; }
 figure { margin: 0; } figcaption { font-weight: 600; }

@@ -105,7 +105,8 @@ class Archive:
         """
         cache_directory = self.cache_directory(listing)
         archive = cache_directory.folder / listing.files[0].name
-        _unpack_into(archive, self.folder(listing), cache_directory, self.max_size, min_free)
+        limit = "model.source.http.max_size"
+        _unpack_into(archive, self.folder(listing), cache_directory, self.max_size, min_free, limit)
 
     @cached_property
     def _web(self) -> "HttpClient":
@@ -163,17 +164,20 @@ class LocalArchive:
 
     def unpack(self, listing: Listing, min_free: int = 0) -> None:
         """Unpack the archive. `min_free` bytes of the disk stay free. Raise SourceError."""
-        _unpack_into(self.path, self.folder(listing), self.cache_directory(listing), self.max_size, min_free)
+        limit = "the limit of local archives; unpack it yourself, and set model.source.path to the folder"
+        _unpack_into(self.path, self.folder(listing), self.cache_directory(listing), self.max_size, min_free, limit)
 
 
-def _unpack_into(archive: Path, final: Path, cache_directory: CacheDirectory, max_size: int, min_free: int) -> None:
+def _unpack_into(
+    archive: Path, final: Path, cache_directory: CacheDirectory, max_size: int, min_free: int, limit: str
+) -> None:
     """Unpack the archive, move its files into place and remove a downloaded archive. Raise SourceError."""
     with cache_directory.lock(lambda: None):
         working = final.with_name(f"{final.name}.unpacking")
         shutil.rmtree(working, ignore_errors=True)
         try:
             if not final.is_dir():
-                os.replace(unpack(archive, working, max_size, min_free), final)
+                os.replace(unpack(archive, working, max_size, min_free, limit=limit), final)
         except OSError as error:  # the archive is kept, so that the next start continues here when there is space
             raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
         except SourceError:

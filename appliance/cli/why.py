@@ -9,6 +9,7 @@ from appliance.cli.chat import CONNECT_TIMEOUT_S, ChatError, service_url
 from engine.api.printable import printable
 
 STATES = {
+    "media": "loading media",
     "gateway": "in the gateway",
     "held": "waiting for an engine",
     "queued": "queued",

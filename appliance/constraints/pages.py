@@ -3,12 +3,10 @@
 from appliance.constraints.rule import TRITON, Facts, Rule, View
 from engine.kv.layout import CODED
 
-FP8_CAPABILITY = (8, 9)  # first NVIDIA GPUs that convert e4m3
-
 
 def _has_fp8(view: View) -> bool:
     gpus = view.facts.machine.gpus
-    return view.kv_cache != "fp8" or not gpus or gpus[0].capability >= FP8_CAPABILITY
+    return view.kv_cache != "fp8" or not gpus or gpus[0].has_fp8
 
 
 def _divides(view: View) -> bool:
@@ -41,8 +39,10 @@ RULES = (
         keys=("kv_cache",),
         facts=("machine.gpus",),
         holds=_has_fp8,
-        text="fp8 needs a GPU of compute capability 8.9 or newer",
-        because=lambda facts: f"{facts.machine.gpus[0].name} has no fp8 (compute capability 8.9 or newer has)",
+        text="fp8 needs an NVIDIA GPU of compute capability 8.9 or newer",
+        because=lambda facts: (
+            f"{facts.machine.gpus[0].name} has no fp8 (compute capability 8.9 or newer of NVIDIA's GPUs has)"
+        ),
     ),
     Rule(
         name="latent-pages",

@@ -53,7 +53,11 @@ def _deployment(one: Deployment, plan: Plan, instance_type: str) -> dict[str, An
     def probe(failures: int) -> dict[str, int]:
         return {"period": _PERIOD_S, "timeout": _TIMEOUT_S, "failure_threshold": failures}
 
-    routes = {"liveness_route": route("/live"), "readiness_route": route("/ready"), "scoring_route": route("/score")}
+    routes = {
+        "liveness_route": route("/live"),
+        "readiness_route": route("/ready"),
+        "scoring_route": route("/invocations"),
+    }
     connection = f"azureml://connections/{one.name}-secrets/credentials"
     secrets = {variable: f"${{{{{connection}/{key}}}}}" for key, variable in one.secret_variables.items()}
     startup = -(-one.startup // _PERIOD_S)

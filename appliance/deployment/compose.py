@@ -51,7 +51,12 @@ def compose(one: Deployment) -> dict[str, Any]:
         service["shm_size"] = f"{gibibytes(one.shared)}g"
     if secrets:
         service["secrets"] = [{"source": name, "target": target} for name, (_, target) in secrets.items()]
-    if one.gpus:
+    if one.amd:
+        # HIP_VISIBLE_DEVICES selects among several GPUs. Debian's render group has another number in the image.
+        service["devices"] = ["/dev/kfd", "/dev/dri"]
+        service["group_add"] = ["video", "${RENDER_GROUP:?set RENDER_GROUP to the output of: stat -c %g /dev/kfd}"]
+        service["environment"]["HIP_VISIBLE_DEVICES"] = ",".join(map(str, range(one.gpus)))
+    elif one.gpus:
         device = {"driver": "nvidia", "count": one.gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     made: dict[str, Any] = {"name": one.name, "services": {"slipway": service}}

@@ -88,6 +88,7 @@ AZUREML = (
     *_family("Standard_NC", "h100-nvl", ("40ads_H100_v5", 40, 320, 1), ("80adis_H100_v5", 80, 640, 2)),
     InstanceType("Standard_ND96isr_H100_v5", 96, 1900, "h100", 8),
     InstanceType("Standard_ND96isr_H200_v5", 96, 1850, "h200", 8),
+    InstanceType("Standard_ND96isr_MI300X_v5", 96, 1850, "mi300x", 8),
     *(InstanceType(f"Standard_F{cores}s_v2", cores, 2 * cores) for cores in (4, 8, 16, 32, 48, 64, 72)),
     *(InstanceType(f"Standard_E{cores}s_v3", cores, 8 * cores) for cores in (4, 8, 16, 32, 48)),
 )  # fmt: skip
@@ -98,6 +99,8 @@ def choose(types: tuple[InstanceType, ...], one: Deployment, plan: Plan, given: 
     table lacks has no known size. Raise Refused if the deployment exceeds the given type, or every type."""
     model = gpu_by_cuda_name(plan.machine.gpus[0].name) if one.gpus else None
     gpu = model.name if model is not None else ""
+    if one.amd and all(each.gpu != gpu for each in types):
+        _refuse(f"this platform has no {plan.machine.gpus[0].name}; plan for another GPU with --hardware")
     if given:
         found = next((each for each in types if each.name == given), InstanceType(given, 0, 0, gpu, one.gpus))
         if found.cores and not _holds(found, one, gpu):

@@ -136,7 +136,7 @@ def _probe(one: Deployment, path: str, failures: int) -> Object:
 def _resources(one: Deployment) -> Object:
     """Return requests and limits. The memory has no more than its request, so that the pod is not evicted first."""
     memory = f"{gibibytes(one.memory)}Gi"
-    devices = {"nvidia.com/gpu": one.gpus} if one.gpus else {}
+    devices = {"amd.com/gpu" if one.amd else "nvidia.com/gpu": one.gpus} if one.gpus else {}
     return {"requests": {"cpu": str(one.cpus), "memory": memory}, "limits": {"memory": memory, **devices}}
 
 

@@ -75,6 +75,7 @@ class Deployment:
     startup: int  # until the service must be ready
     tls: bool
     gpus: int
+    amd: bool  # whether the GPUs are AMD's
     cpus: int  # cores of engines and gateway
     memory: int  # limit of the container's memory
     shared: int  # size of /dev/shm; 0: the default of the runtime
@@ -114,6 +115,7 @@ def deployment(settings: Settings, plan: Plan, *, name: str, image: str, layout:
         startup=math.ceil(manifest.health.startup_budget),
         tls=plan.gateway.tls is not None,
         gpus=engines * ranks if on_gpu else 0,
+        amd=on_gpu and bool(plan.machine.gpus[0].arch),
         cpus=min(plan.machine.cores, engines * ranks * (1 if on_gpu else engine.hardware.threads) + 1),
         memory=_memory(plan, on_gpu=on_gpu),
         shared=GIB if ranks > 1 else 0,

@@ -97,6 +97,7 @@ def _isolation(one: Deployment) -> list[str]:
         *(f"{name}=yes" for name in switches),
         # GPUs are device files.
         *([] if one.gpus else ["PrivateDevices=yes"]),
+        *(["SupplementaryGroups=render video"] if one.amd else []),
         f"CapabilityBoundingSet={capability}",
         f"AmbientCapabilities={capability}",
         "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",

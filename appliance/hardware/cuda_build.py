@@ -29,6 +29,7 @@ class Build:
 
     version: str
     toolkit: str | None  # CUDA release that torch was built with; None for a build that lacks CUDA
+    rocm: str | None = None  # ROCm release that torch was built with
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -50,7 +51,7 @@ def parse_build(text: str) -> Build | None:
     """Parse the text of torch/version.py."""
     entries = {name: value or None for name, value in _ENTRY.findall(text)}
     version = entries.get("__version__")
-    return None if version is None or entries.get("hip") else Build(version, entries.get("cuda"))
+    return None if version is None else Build(version, entries.get("cuda"), entries.get("hip"))
 
 
 def unusable(build: Build | None, driver: Capability | None, gpus: Iterable[tuple[str, Capability]]) -> str:
@@ -62,7 +63,7 @@ def unusable(build: Build | None, driver: Capability | None, gpus: Iterable[tupl
     if build is None:
         return ""
     if build.toolkit is None:
-        return f"torch {build.version} is built without CUDA; install a CUDA build"
+        return f"torch {build.version} is built {'for ROCm' if build.rocm else 'without CUDA'}; install a CUDA build"
     if driver is not None and driver[0] < build.release[0]:
         return (
             f"torch {build.version} is built with CUDA {build.toolkit}, but the driver supports only "
@@ -78,6 +79,14 @@ def unusable(build: Build | None, driver: Capability | None, gpus: Iterable[tupl
                 f"{instead}"
             )
     return ""
+
+
+def unusable_rocm(build: Build | None, gpu: str) -> str:
+    """Return why torch cannot use this AMD GPU, or ""."""
+    if build is None or build.rocm is not None:
+        return ""
+    instead = f"built {'for CUDA' if build.toolkit else 'without ROCm'}; install a ROCm build"
+    return f"{gpu}: torch {build.version} is {instead}"
 
 
 def _supports(built: tuple[Capability, ...], capability: Capability) -> bool:

@@ -44,7 +44,8 @@ def hardware(text: str) -> Machine:
         raise UnknownHardware(f"{text}: {USAGE}")
     name, count = match["name"], match["count"]
     full_name = name_part.lower()
-    if gpu_by_name(full_name) is not None or cpu_by_name(full_name) is not None:  # rtx4090 is a name, not 4090 devices
+    # rtx4090 is a name, not 4090 devices
+    if gpu_by_name(full_name) is not None or cpu_by_name(full_name) is not None or full_name in UNSUPPORTED:
         name, count = full_name, None
     memory = None if match["size"] is None else int(float(match["size"]) * UNITS[match["unit"]])
     cores = None if match["cores"] is None else int(match["cores"])
@@ -72,7 +73,7 @@ def _gpu_host(text: str, gpu: GpuModel, count: int, cores: int | None, memory: i
     cores = cores or HOST_CORES * count
     if cores < 1:
         raise UnknownHardware(f"{text}: requires at least 1 core")
-    one = Gpu(gpu.title, gpu.memory, gpu.memory - CONTEXT_BYTES, gpu.capability)
+    one = Gpu(gpu.title, gpu.memory, gpu.memory - CONTEXT_BYTES, gpu.capability, gpu.arch)
     return Machine(
         cores=cores,
         cores_from=f"--hardware {text}",

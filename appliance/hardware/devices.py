@@ -2,9 +2,9 @@
 
 Bandwidth and dense arithmetic (no sparsity, float32 accumulation) are taken from vendor data sheets: NVIDIA for H100,
 H200, B200 and GB200 NVL72, A100, L4, L40S, A10, T4; NVIDIA's architecture papers for GeForce Ada and Blackwell; Amazon
-for A10G. `memory` is the value that nvidia-smi reports, which is less than the round number of the data sheet. For
-CPUs, memory channels and speed are from vendor data sheets; arithmetic is operations per cycle and core times a clock
-that the CPU holds under load.
+for A10G; AMD for Instinct. `memory` is the value that nvidia-smi or amd-smi reports, less than the round number of the
+data sheet. For CPUs, memory channels and speed are from vendor data sheets; arithmetic is operations per cycle and core
+times a clock that the CPU holds under load.
 """
 
 import re
@@ -19,19 +19,20 @@ class GpuModel:
     """A GPU model. Throughputs are dense operations per second, by the type of the operands."""
 
     name: str
-    cuda_name: str  # regular expression of the name that CUDA reports
+    cuda_name: str  # regular expression of the name that CUDA or HIP reports
     memory: int  # bytes
     bandwidth: int  # bytes per second
     bf16: int
     fp32: int
     capability: tuple[int, int]
     link: int  # bytes per second to the other GPUs of the host, both directions together
-    link_kind: Literal["NVLink", "PCIe"]
+    link_kind: Literal["NVLink", "PCIe", "Infinity Fabric"]
     fp8: int = 0
+    arch: str = ""  # of AMD GPUs, such as gfx942
 
     @property
     def title(self) -> str:
-        return f"NVIDIA {self.name.upper()}"
+        return f"{'AMD Instinct' if self.arch else 'NVIDIA'} {self.name.upper()}"
 
 
 def _gpu(
@@ -43,8 +44,9 @@ def _gpu(
     fp32: float,
     capability: tuple[int, int],
     link: int,
-    kind: Literal["NVLink", "PCIe"] = "NVLink",
+    kind: Literal["NVLink", "PCIe", "Infinity Fabric"] = "NVLink",
     fp8: float = 0,
+    arch: str = "",
 ) -> GpuModel:
     """Return a model.
 
@@ -54,6 +56,7 @@ def _gpu(
     return GpuModel(
         *(name, cuda_name, mib * MIB, gb_s * GIGA, int(bf16 * TERA), int(fp32 * TERA), capability, link * GIGA, kind),
         fp8=int(fp8 * TERA),
+        arch=arch,
     )
 
 
@@ -73,10 +76,13 @@ GPUS = (
     _gpu("t4", r"T4\b", 15360, 320, 65, 8.1, (7, 5), 32, "PCIe"),
     _gpu("rtx4090", "RTX 4090$", 24564, 1008, 165, 82.6, (8, 9), 64, "PCIe", fp8=330),
     _gpu("rtx5090", "RTX 5090$", 32607, 1792, 209, 104.8, (12, 0), 128, "PCIe", fp8=419),
+    # Their fp8 throughput is omitted: the kernels do not multiply AMD's e4m3 (fnuz).
+    _gpu("mi300x", "MI300X", 196592, 5300, 1307, 163, (9, 4), 896, "Infinity Fabric", arch="gfx942"),
+    _gpu("mi325x", "MI325X", 262128, 6000, 1307, 163, (9, 4), 896, "Infinity Fabric", arch="gfx942"),
 )
-CONTEXT_BYTES = 600 * MIB  # size of a CUDA context, which exists before any allocation
+CONTEXT_BYTES = 600 * MIB  # size of a CUDA or HIP context, which exists before any allocation
 # Known but unsupported devices.
-UNSUPPORTED = {"mi300x": "an AMD GPU", "mi325x": "an AMD GPU"}
+UNSUPPORTED = {"max1550": "an Intel GPU", "max1100": "an Intel GPU", "gaudi3": "an Intel accelerator"}
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,30 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from appliance.hardware.compilers import torch_compile_lacks
-from appliance.hardware.cuda_build import Build, installed_build, unusable
+from appliance.hardware.cuda_build import Build, installed_build, unusable, unusable_rocm
+from appliance.hardware.rocm import has_intel_gpu, visible_gpus
 from appliance.hardware.topology import Topology, read_topology
 from kernels.cpu.library import usable
 
 PROBE_TIMEOUT_S = 60
+FP8_CAPABILITY = (8, 9)  # first NVIDIA GPUs that convert e4m3
 _UNLIMITED = 1 << 60  # cgroup v1 represents "no limit" as the largest multiple of the page size
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device visible to this process through CUDA (CUDA_VISIBLE_DEVICES, MIG). Sizes are in bytes."""
+    """A device visible to this process through CUDA (CUDA_VISIBLE_DEVICES, MIG) or ROCm. Sizes are in bytes."""
 
     name: str
     memory: int
     free: int
-    capability: tuple[int, int]
+    capability: tuple[int, int]  # of an AMD GPU, the first two numbers of its architecture, as torch reports them
+    arch: str = ""  # of an AMD GPU, such as gfx942
+
+    @property
+    def has_fp8(self) -> bool:
+        """Return whether kernels use its 8-bit floats: e4m3fn, which AMD's GPUs up to gfx942 lack."""
+        return not self.arch and self.capability >= FP8_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -144,12 +152,15 @@ def cgroup_memory(folder: Path) -> int | None:
 
 
 def find_gpus(root: Path) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that CUDA shows, or none and the reason.
+    """Return the GPUs that CUDA or ROCm shows, or none and the reason.
 
-    The probe runs in a separate process, so that the launcher does not hold a CUDA context.
+    The probe of CUDA runs in a separate process, so that the launcher does not hold a CUDA context.
     """
     if not any((root / name).exists() for name in ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")):
-        return (), "no NVIDIA driver is loaded"
+        if (root / "dev/kfd").exists():
+            return _find_amd_gpus(root)
+        intel = has_intel_gpu(root)
+        return (), f"no NVIDIA driver is loaded{'; the Intel GPU is not supported' if intel else ''}"
     command = [sys.executable, "-P", "-m", "appliance.hardware.cuda_driver"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
@@ -161,6 +172,15 @@ def find_gpus(root: Path) -> tuple[tuple[Gpu, ...], str]:
             f"the query of the NVIDIA driver failed with code {answer.returncode}: {answer.stderr.strip()[-200:]}",
         )
     return parse_gpus(answer.stdout, installed_build())
+
+
+def _find_amd_gpus(root: Path) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs of AMD's driver, or none and the reason."""
+    gpus = tuple(Gpu(one.name, one.memory, one.free, one.capability, one.arch) for one in visible_gpus(root))
+    if not gpus:
+        return (), "AMD's driver shows no GPU to this process: pass /dev/kfd and /dev/dri on to the container"
+    reason = unusable_rocm(installed_build(), gpus[0].name)
+    return () if reason else gpus, reason
 
 
 def parse_gpus(text: str, build: Build | None) -> tuple[tuple[Gpu, ...], str]:

@@ -6,8 +6,9 @@ Files are fetched concurrently, and decoded and processed in separate processes.
 import asyncio
 import hashlib
 import os
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -38,6 +39,14 @@ COUNTS: Final = {"image": "images", "video": "videos", "audio": "audios"}
 
 Key = tuple[bytes, str, str]
 """Hash of the files, modality and options of an item."""
+
+
+Record = Callable[[float, float], None]
+"""Called for each item with the seconds of fetching it, and of decoding and processing it: 0.0 if it was cached."""
+
+
+def ignore(fetch_s: float, process_s: float) -> None:
+    """Record nothing."""
 
 
 class Cache:
@@ -95,7 +104,7 @@ class MediaLoader:
             cpu_s=limits.time + CPU_SHARE * self._max_audio_seconds,
         )
 
-    async def load(self, parts: Sequence[MediaPart], owner: str = "") -> LoadedMedia:
+    async def load(self, parts: Sequence[MediaPart], owner: str = "", record: Record = ignore) -> LoadedMedia:
         """Return the processed items. owner: name for the API key; keys do not share uuids. Raise
         RequestError that names the field of an item."""
         for kind, name in COUNTS.items():
@@ -106,26 +115,30 @@ class MediaLoader:
                 )
         unique = {part: part for part in reversed(parts)}
         async with asyncio.TaskGroup() as group:
-            tasks = {part: group.create_task(self._loaded(one, owner)) for part, one in unique.items()}
+            tasks = {part: group.create_task(self._loaded(one, owner, record)) for part, one in unique.items()}
         for task in reversed(tasks.values()):
             if isinstance(error := task.result(), RequestError):
                 raise error
         return {part: found for part, task in tasks.items() if isinstance(found := task.result(), Processed)}
 
-    async def _loaded(self, part: MediaPart, owner: str) -> Processed | RequestError:
+    async def _loaded(self, part: MediaPart, owner: str, record: Record) -> Processed | RequestError:
         try:
             if not part.url:
                 return self._named(part, owner)
+            began_s = time.monotonic()
             files = await self._sources.read(part.url, part.kind)
             check_format(files[0], part.format)
             digest = await asyncio.to_thread(_digest, files)
             key = (digest, part.kind, part.options)
+            fetched_s, process_s = time.monotonic(), 0.0
             found = self._cache.get(key)
             if found is None:
                 job = Job(part.kind, files, part.options)
                 found = _decode(await self._asked(job))
                 self.processed += 1
                 self._cache.put(key, found)
+                process_s = time.monotonic() - fetched_s
+            record(fetched_s - began_s, process_s)
             if part.uuid:
                 self._name(part, owner, digest)
             return found

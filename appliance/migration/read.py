@@ -116,6 +116,8 @@ def _unknown(words: Sequence[Word]) -> str:
 def _without_wrappers(words: Sequence[Word]) -> tuple[list[tuple[Word, str]], list[Word]]:
     """Return the variables that precede a command, and the words from the command on."""
     environment, rest = [], list(words)
+    if [word.text for word in rest[:2]] == ["uv", "run"]:
+        del rest[:2]
     while rest and (_ASSIGNMENT.match(rest[0].text) or rest[0].text in _WRAPPERS):
         word = rest.pop(0)
         name, equals, value = word.text.partition("=")
@@ -131,7 +133,7 @@ def program(words: Sequence[Word]) -> tuple[Server, list[Word]] | None:
         return PROGRAMS[names[0]], list(words[1:])
     if tuple(names[:2]) in SUBCOMMANDS:
         return SUBCOMMANDS[names[0], names[1]], list(words[2:])
-    if "-m" in names[:4] and names[0].startswith("python"):
+    if "-m" in names[1:4]:  # of Python, whose path may be a variable
         at = names.index("-m") + 1
         if at < len(words) and words[at].text in MODULES:
             return MODULES[words[at].text], list(words[at + 1 :])
@@ -271,6 +273,8 @@ def _modelfile(content: str, path: Path) -> Iterator[Setting]:
 def _instruction(name: str, value: str, place: str) -> Setting:
     if name == "PARAMETER":
         parameter, _, value = value.partition(" ")
+        if not value.strip().startswith('"'):
+            value = re.sub(r"\s#.*", "", value)
         if not value.strip():
             raise Unreadable(f"{place}: PARAMETER needs a name and a value")
         return setting(OLLAMA, f"PARAMETER {parameter}", parameter, [value.strip().strip('"')], place)

@@ -1,5 +1,6 @@
 """Words of a command line, as a POSIX shell divides it, each with its position for messages."""
 
+import re
 from dataclasses import dataclass
 
 
@@ -15,16 +16,18 @@ class Word:
     place: str
 
 
-_OPERATORS = ("&&", "||", ";", "|", "&", ">", ">>", "<", "2>&1")
+_OPERATORS = ("&&", "||", ";", "|", "&", "<")
+_REDIRECTION = re.compile(r"(?:\d|&)?>>?(?P<target>.*)", re.DOTALL)
 
 
 def split(line: str, place: str = "") -> list[Word]:
     """Divide a command line at spaces outside of quotes. `place` precedes the character number of each word.
 
-    Comments and `\\` at the end of a line are removed. Raise Unreadable for an open quote and for operators of a shell.
+    Comments, `\\` at the end of a line, redirections of the output and a `&` at the end are removed. Raise Unreadable
+    for an open quote and for other operators of a shell.
     """
     words: list[Word] = []
-    position = 0
+    position, is_target = 0, False
     while position < len(line):
         if line[position].isspace() or line.startswith(("\\\n", "\\\r\n"), position):
             position += 1 if line[position] != "\\" else line.index("\n", position) - position + 1
@@ -33,9 +36,16 @@ def split(line: str, place: str = "") -> list[Word]:
         else:
             text, after = _word(line, position, place)
             where = f"{place}character {position + 1}"
-            if text in _OPERATORS and line[position:after] == text:
+            is_plain = line[position:after] == text
+            redirection = _REDIRECTION.fullmatch(line[position:after])
+            if is_target:
+                is_target = False
+            elif redirection is not None:
+                is_target = not redirection["target"]
+            elif text in _OPERATORS and is_plain and not (text == "&" and not line[after:].strip()):
                 raise Unreadable(f"{where}: {text} is an operator of the shell; write the command of one server")
-            words.append(Word(text, where))
+            elif text != "&" or not is_plain:
+                words.append(Word(text, where))
             position = after
     return words
 

@@ -65,7 +65,11 @@ def _values(made: Migration) -> Iterator[str]:
         text = f"{'  ' * len(opened)}{path[-1]}: {_spelled(name, made.values[name].value)}"
         one = made.values[name]
         origin = "; ".join(filter(None, (one.origin, one.note)))
-        yield _comment(f"{text:<{_COLUMN}}  # {' '.join(origin.split())}")
+        comment = f"# {' '.join(origin.split())}"
+        if len(text) > _WIDTH // 2:  # a value is never shortened
+            yield from (_comment(f"{'  ' * len(opened)}{comment}"), text)
+        else:
+            yield _comment(f"{text:<{_COLUMN}}  {comment}")
 
 
 def _rank(name: str, order: list[str]) -> int:

@@ -97,6 +97,15 @@ def set_level(config: GatewayConfig) -> None:
 
 
 @dataclass(frozen=True)
+class MediaLoad:
+    """Loading of the media of a request. Times are in seconds; `start_s` is of the monotonic clock."""
+
+    start_s: float
+    stages: tuple[tuple[float, float], ...]
+    """Time to fetch each item, and to decode and process it, which is 0.0 for an item from the cache."""
+
+
+@dataclass(frozen=True)
 class Subject:
     """The request of a log line, and the trace to which it belongs."""
 
@@ -106,6 +115,8 @@ class Subject:
     """Arrival time on the monotonic clock."""
     span: RequestSpan | None = field(default=None, compare=False)
     """Span of the request, if it is traced."""
+    media: MediaLoad | None = field(default=None, compare=False)
+    """Times of its images, videos and audio clips, if it has any."""
 
     def fields(self) -> dict[str, Any]:
         if self.trace is None:

@@ -81,6 +81,12 @@ class Metrics(MetricStore, Collector):
         if outcome != "kept":
             self.observe("grammar_check_seconds", seconds)
 
+    def media_loaded(self, fetch_s: float, process_s: float) -> None:
+        """Record the loading of an image, video or audio clip; 0.0 means that it was processed before."""
+        self.observe("media_fetch_seconds", fetch_s)
+        if process_s:
+            self.observe("media_process_seconds", process_s)
+
     # Rendering -----------------------------------------------------------------------------------------------------
 
     def render(self, accept: str = "") -> tuple[bytes, str]:

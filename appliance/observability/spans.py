@@ -1,4 +1,5 @@
-"""Spans of OpenTelemetry: one per request, and three per sequence with its times in the queue, prefill and decode.
+"""Spans of OpenTelemetry: one per request, one for the loading of its media, and three per sequence with its times in
+the queue, prefill and decode.
 
 Names and attributes follow the semantic conventions for HTTP servers and generative AI
 (https://opentelemetry.io/docs/specs/semconv/gen-ai/); attributes without a convention begin with `slipway.`.
@@ -162,6 +163,12 @@ class RequestSpan:
         """Finish the span. Attributes that are set before the next batch is sent still belong to it."""
         self._span.name, self._span.end_s = name, at_s
         self._export(self._span)
+
+    def add_media(self, start_s: float, end_s: float, items: int, cached: int) -> None:
+        """Export a span for the media of the request. `cached` of the items were processed for an earlier request."""
+        span = Span("media", self.trace_id, self.span_id, start_s, self._span.offset_ns, end_s, state=self._span.state)
+        span.attributes = {"slipway.media.items": items, "slipway.media.cached": cached}
+        self._export(span)
 
     def add_sequence(
         self, times: SequenceTimes, phases: Mapping[str, Mapping[str, Value]], events: Iterable[SpanEvent], error: str

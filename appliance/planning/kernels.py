@@ -12,7 +12,6 @@ from appliance.config.problems import Refused
 from appliance.config.settings import Settings
 from appliance.constraints.facts import model_facts
 from appliance.constraints.messages import problems, reason
-from appliance.constraints.pages import FP8_CAPABILITY
 from appliance.constraints.rule import TRITON, Facts, Variable, View, is_compiled
 from appliance.constraints.rules import RULES
 from appliance.constraints.solve import Situation, solve
@@ -144,7 +143,7 @@ def _as_stored(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     if rest := count - facts.model.held_on_gpu:
         text += f", {rest} of {count} matrices restored to {view.dtype}"
     fp8 = any(isinstance(one.native, E4M3) for one in formats)
-    if fp8 and gpus and gpus[0].capability < FP8_CAPABILITY:
+    if fp8 and gpus and not gpus[0].has_fp8:
         text += (
             f"; {gpus[0].name} has no fp8 matmul: weights are converted when they are read, activations are not "
             "quantized"

@@ -19,7 +19,7 @@ from appliance.config.sections.secrets import SecretEnv
 from appliance.hardware.machine import cgroup_folders
 from appliance.hardware.nvml import device_state
 from appliance.runtime import listener as listen
-from appliance.supervisor import file_limit, rundir, signals, supervise
+from appliance.supervisor import file_limit, rundir, shared_memory, signals, supervise
 from appliance.supervisor.console import Console
 from appliance.supervisor.crash_bundles import BundlePolicy, CrashBundleWriter
 from appliance.supervisor.exit_status import memory_counters
@@ -113,6 +113,8 @@ def launch(
         if not os.access(SHELL, os.X_OK):
             raise FileNotFoundError(f"{SHELL} is missing; Supervisor needs it to start programs")
         file_limit.raise_limit(service)
+        if text := shared_memory.warning(service):
+            console.message("slipway", f"warning: {text}")
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with (
             listen.open_listener(service.gateway.endpoints.host, service.gateway.endpoints.port) as listener,

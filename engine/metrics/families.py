@@ -376,5 +376,19 @@ def histograms(max_context: int) -> tuple[Family, ...]:
             buckets=_CHECK_S,
             per_engine=False,
         ),
+        Family(
+            "histogram",
+            "media_fetch_seconds",
+            "Time to fetch an image, video or audio clip of a request, or to decode its data URL.",
+            buckets=_CHECK_S,
+            per_engine=False,
+        ),
+        Family(
+            "histogram",
+            "media_process_seconds",
+            "Time to decode and process an image, video or audio clip that is not in the gateway's cache.",
+            buckets=_CHECK_S,
+            per_engine=False,
+        ),
         histogram("request_decode_time_seconds", "Time from first token to last token.", _REQUEST_S),
     )

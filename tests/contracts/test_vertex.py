@@ -1,4 +1,4 @@
-"""Google Vertex AI, and Azure ML, whose scoring route takes the same bodies."""
+"""Google Vertex AI: its health and predict routes, instances and raw bodies."""
 
 import socket
 
@@ -15,7 +15,7 @@ def test_vx_03_health_is_served_at_the_platforms_route_without_a_key(anyone):
     assert anyone.get(f"{HEALTH}/x").status_code == 401
 
 
-def test_vx_04_the_port_accepts_connections(url):
+def test_vx_01_vx_02_vx_04_the_port_of_the_platform_accepts_connections(url):
     host, _, port = url.removeprefix("http://").partition(":")
     socket.create_connection((host, int(port)), 5).close()
 

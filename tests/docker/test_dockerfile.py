@@ -55,11 +55,27 @@ def test_kernels_are_compiled_by_default_if_torch_requires_triton():
     start = text.index('    if [ "$KERNELS" = auto ]')
     script = text[start : text.index("fi && \\\n", start)].replace("\\\n", "\n") + 'fi; echo "$KERNELS"'
     assert "ARG KERNELS=auto\n" in text
-    for python, wanted in (("true", "sm_90 sm_100"), ("false", "none")):
-        own = script.replace("/opt/slipway/venv/bin/python", python)
+    imported = "case $2 in *hip*) [ $hip = yes ];; *) [ $triton = yes ];; esac"
+    builds = {"triton=yes hip=no": "sm_90 sm_100", "triton=yes hip=yes": "gfx942", "triton=no hip=no": "none"}
+    for modules, wanted in builds.items():
+        own = f"{modules}; python() {{ {imported}; }}\n{script.replace('/opt/slipway/venv/bin/python', 'python')}"
         for given, found in (("auto", wanted), ("sm_80", "sm_80"), ("none", "none")):
             done = subprocess.run(["sh", "-c", own], env={"KERNELS": given}, capture_output=True, text=True, check=True)
             assert done.stdout.strip() == found
+
+
+def test_the_build_file_has_an_image_for_each_device_with_arguments_of_the_dockerfile():
+    from kernels.tools.aot import TARGETS
+
+    bake = json.loads((ROOT / "docker" / "bake.json").read_text())
+    arguments = set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    assert bake["target"].keys() == {"cpu", "cuda", "rocm"}
+    for name, target in bake["target"].items():
+        assert target["args"].keys() <= arguments and (ROOT / target["dockerfile"]).is_file()
+        assert set(re.findall(r"\$\{(\w+)\}", json.dumps(target))) <= bake["variable"].keys()
+        assert set(target["args"]["KERNELS"].split()) - {"none"} <= TARGETS.keys()
+        assert name == "rocm" or target["platforms"] == ["linux/amd64", "linux/arm64"]
+    assert set(bake["group"]["default"]["targets"]) <= bake["target"].keys()
 
 
 def test_shapes_whose_kernels_are_compiled_exist():

@@ -40,7 +40,7 @@ def test_each_line_that_holds_names_what_shows_it() -> None:
         files: list[str] = []
         for name in re.findall(r"[\w/]+\.(?:py|sh)\b", shown):  # without a folder: in the folder of the name before
             files.append(name if "/" in name else f"{files[-1].rpartition('/')[0]}/{name}" if files else name)
-        tests = re.findall(r"\btest_(?:sm|mh|vx|ks)_\d\d", shown)
+        tests = re.findall(r"\btest_(?:sm|mh|vx|az|ks|k8|dk|sv)_\d\d", shown)
         assert all((ROOT / file).is_file() for file in files), cell
         assert all(re.search(rf"def {test}|def test_\w*{test.removeprefix('test')}", contracts) for test in tests), cell
         assert state == "platform" or files or tests or "`" in shown, cell

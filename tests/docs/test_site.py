@@ -58,6 +58,13 @@ def test_links_that_leave_the_folder_lead_to_pages_and_copies():
     assert rewritten(text, "docs") == (
         "[a](CONTRIBUTING.md#x) [b](files/manifests/demo.yaml) [c](http.md) [d](https://e.org) f"
     )
+
+
+def test_links_with_the_name_of_a_file_have_the_title_of_its_page():
+    text = "[migration.md](migration.md#sources) [operations.md](operations.md) [this](migration.md)"
+    assert rewritten(text, "docs") == (
+        "[Migration from other servers](migration.md#sources) [Operating Slipway](operations.md) [this](migration.md)"
+    )
     assert rewritten("[a](docs/bench.md) [b](LICENSE)", "") == "[a](bench.md) [b](files/LICENSE)"
     assert "manifests/demo.yaml" in outside(DOCS / "choose.md")
 

@@ -67,7 +67,12 @@ def test_the_benchmark_of_starts_reads_cpu_times_and_the_time_of_the_first_answe
     answers_s = start.answer_time(service.output())
     assert 0 < answers_s < 300
     one = start.Start(answers_s, 2.0, 0.5, used, 9.0)
-    found = start.medians([one, replace(one, ready_s=3.0), replace(one, ready_s=7.0, cpu_s={**used, "others": 1.0})])
+    starts = [one, replace(one, ready_s=3.0), replace(one, ready_s=7.0, cpu_s={**used, "others": 1.0})]
+    lists = start.values(starts)
+    assert lists["ready"] == [2.0, 3.0, 7.0] and all(len(each) == 3 for each in lists.values())
+    with pytest.raises(TypeError, match="stop: must be a list with a value for each start"):
+        start.medians({**lists, "stop": 0.5})
+    found = start.medians(lists)
     assert found["ready"] == 3.0 and found["cpu in total"] == 9.0
     assert found["cpu of engine-0"] == used["engine-0"] and found["cpu until ready"] == sum(used.values())
 

@@ -1,6 +1,8 @@
 """tools/prose.py: which wording each rule flags, what counts as a passage, and the highest rate of every folder."""
 
+import ast
 import io
+import re
 import subprocess
 import tokenize
 from pathlib import Path
@@ -56,6 +58,25 @@ def test_a_fragment_is_flagged_only_at_the_start_of_a_sentence_and_if_it_is_long
     assert rules_of("Rows are sorted; Of two equal rows the first is kept.") == ["fragment"]
     assert rules_of("Rows are sorted, Of two equal rows the first is kept.") == []
     assert rules_of("None if empty") == []
+
+
+SPACES = re.compile(r"\S {2,}\S|\n ")
+
+
+def test_error_messages_have_no_runs_of_spaces() -> None:
+    """CFG-05 texts that were joined wrongly"""
+    found = []
+    for package in ("appliance", "engine", "kernels", "slipway"):
+        for path in (ROOT / package).rglob("*.py"):
+            text = path.read_text()
+            if not re.search(r"""["'][^"'\n]*\S {2,}\S""", text):
+                continue
+            errors = (node.exc for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Raise) and node.exc)
+            texts = (one for error in errors for one in ast.walk(error) if isinstance(one, ast.Constant))
+            found += [
+                f"{path}:{one.lineno}" for one in texts if isinstance(one.value, str) and SPACES.search(one.value)
+            ]
+    assert found == []
 
 
 def test_words_inside_of_longer_words_are_not_flagged() -> None:

@@ -5,6 +5,7 @@ import re
 import orjson
 from starlette.requests import Request
 
+from appliance.observability.log import Subject
 from appliance.observability.metrics import now
 from appliance.server.chat.deadlines import Deadlines
 from appliance.server.chat.parsed import Served
@@ -58,10 +59,11 @@ def _check_sagemaker(service: Service, request: Request) -> None:
 
 
 def placement(request: Request) -> Placement:
-    """Return the engine placement that the request's headers ask for (RT-06), with the request's span."""
+    """Return the engine placement that the request's headers ask for (RT-06), with its span and its media times."""
     rank = _integer(request, "X-data-parallel-rank", "X-data-parallel-rank")
     session = request.headers.get("x-session-id", "") or request.headers.get(SESSION, "")
-    return Placement(rank, "" if session == NEW else session, request.state.subject.span)
+    subject: Subject = request.state.subject
+    return Placement(rank, "" if session == NEW else session, subject.span, subject.media)
 
 
 def _integer(request: Request, name: str, param: str) -> int | None:

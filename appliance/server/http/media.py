@@ -6,6 +6,8 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from appliance.media.part import LoadedMedia, MediaPart
+from appliance.observability.log import MediaLoad, Subject
+from appliance.observability.metrics import now
 from appliance.server.chat.media import only
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.pipeline import Call
@@ -27,7 +29,20 @@ async def load_media(request: Request, parts: Iterable[MediaPart]) -> LoadedMedi
         raise RequestError(
             f"{wrong.where}: {wrong.kind} is not supported; the model accepts {only(modalities)}.", wrong.where
         )
-    return await until_disconnect(request, loader.load(found, request.state.owner))
+    stages: list[tuple[float, float]] = []
+
+    def record(fetch_s: float, process_s: float) -> None:
+        stages.append((fetch_s, process_s))
+        service.metrics.media_loaded(fetch_s, process_s)
+
+    start_s = now()
+    loaded = await until_disconnect(request, loader.load(found, request.state.owner, record))
+    subject: Subject = request.state.subject
+    request.state.subject = replace(subject, media=MediaLoad(start_s, tuple(stages)))
+    if subject.span is not None:
+        cached = sum(not process_s for _, process_s in stages)
+        subject.span.add_media(start_s, now(), len(stages), cached)
+    return loaded
 
 
 async def with_media(call: Call, parts: Iterable[MediaPart]) -> Call:

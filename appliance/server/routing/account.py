@@ -5,15 +5,18 @@ from dataclasses import dataclass
 
 import msgspec
 
+from appliance.observability.log import MediaLoad
 from appliance.observability.metrics import Metrics, now
 from appliance.observability.spans import RequestSpan, SequenceTimes, SpanEvent, Value
 from appliance.observability.usage import Tokens
 from appliance.server.routing.admission import DrainRate, LatencyEstimate
+from appliance.server.routing.placement import ANYWHERE, Placement
 from appliance.server.routing.timeline import (
     Arrived,
     Finished,
     FirstToken,
     Interrupted,
+    MediaLoaded,
     Pending,
     Placed,
     Tested,
@@ -46,6 +49,13 @@ class Counters:
     """Called with a sequence that has ended and its tokens."""
 
 
+def media_event(load: MediaLoad) -> MediaLoaded:
+    """Return the event for the loading of media."""
+    fetch_s, process_s = max(load.stages, key=sum)
+    cached = sum(not process_s for _, process_s in load.stages)
+    return MediaLoaded(len(load.stages), cached, round(1000 * fetch_s, 1), round(1000 * process_s, 1))
+
+
 class Account:
     """Counts one sequence.
 
@@ -58,7 +68,7 @@ class Account:
         submit: Submit,
         key: str,
         earlier: EarlierOutput | None,
-        span: RequestSpan | None = None,
+        where: Placement = ANYWHERE,
     ) -> None:
         self.emitted: list[int] = [] if earlier is None else list(earlier.emitted)
         self.timing: Timing | None = None if earlier is None else earlier.timing
@@ -69,7 +79,8 @@ class Account:
         self._earlier_timing = self.timing  # timing of the engines before this one
         self._is_resumed = bool(self.emitted)  # so its prompt was already counted
         self._uncounted = 0 if self._is_resumed else len(submit.prompt)  # prompt tokens that no step has counted yet
-        self._span = span
+        span = self._span = where.span
+        self._media = where.media
         self._span_events: list[SpanEvent] = []
         self._num_earlier = len(self.emitted)
         trace = None if span is None else (span.trace_id, span.span_id)
@@ -83,6 +94,8 @@ class Account:
         """Count the sequence as queued, while `num_open` other sequences run."""
         self._counters.drain.enter(now())
         self._counters.timelines.begin(self._key)
+        if self._media is not None and self._media.stages:
+            self._counters.timelines.add(self._key, self._media.start_s, media_event(self._media))
         self.record(Arrived(len(self._submit.prompt), len(self.emitted), num_open, self._submit.adapter))
 
     def record(self, event: TimelineEvent) -> None:

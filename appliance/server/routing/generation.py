@@ -66,7 +66,7 @@ class Generation:
         self.key = key
         self.where = where
         self._owner = owner
-        self._account = Account(counters, submit, key, earlier, where.span)
+        self._account = Account(counters, submit, key, earlier, where)
         self._client: EngineClient | None = None  # connection to the current engine; None while queued
         self._interruptions = 0
         self._deltas: Stream | None = None

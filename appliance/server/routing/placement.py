@@ -4,13 +4,15 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from appliance.observability.log import MediaLoad
 from appliance.observability.spans import RequestSpan
 from appliance.server.routing.engine import Engine, Request
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement constraint of a request: an engine index, or a session; and the span of the request, if it is traced.
+    """Placement constraint of a request: an engine index, or a session; and for its records, the span of the request,
+    if it is traced, and the loading of its media.
 
     Without a constraint, the least loaded engine is used.
     """
@@ -18,6 +20,7 @@ class Placement:
     engine_index: int | None = None
     session: str = ""
     span: RequestSpan | None = field(default=None, compare=False)
+    media: MediaLoad | None = field(default=None, compare=False)
 
     def allows(self, index: int) -> bool:
         return self.engine_index in (None, index)

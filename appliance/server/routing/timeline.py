@@ -16,6 +16,20 @@ from engine.api.events import Admitted, Blocked, Event, Finish, Outgrown, Preemp
 MAX_EVENTS = 200  # of one sequence; longer timelines omit events in the middle
 
 
+class MediaLoaded(msgspec.Struct, frozen=True, tag="media"):
+    """Media were loaded before the request arrived. The times are of the item that took longest."""
+
+    items: int
+    cached: int
+    fetch_ms: float
+    process_ms: float
+
+    def __str__(self) -> str:
+        cached = f", {self.cached:,} of them processed before" if self.cached else ""
+        times = f"{self.fetch_ms:,.1f} ms to fetch, {self.process_ms:,.1f} ms to process"
+        return f"loads {counted(self.items, 'media item')}{cached}: {times}"
+
+
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
     """The request arrived."""
 
@@ -79,10 +93,11 @@ class Finished(msgspec.Struct, frozen=True, tag="over"):
         return f"finished ({self.finish}) with {counted(self.tokens, 'token')}"
 
 
-TimelineEvent = Event | Arrived | Pending | Placed | Interrupted | Tested | FirstToken | Finished
+TimelineEvent = Event | MediaLoaded | Arrived | Pending | Placed | Interrupted | Tested | FirstToken | Finished
 
 # State of a sequence after each event. Other events do not change the state.
 _STATES = {
+    MediaLoaded: "media",
     Arrived: "gateway",
     Pending: "held",
     Interrupted: "held",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from appliance.bench.report import _number
 from appliance.cli.main import main
 from tests.appliance.bench.tiny_server import TinyServer, tiny_server
 
@@ -219,7 +220,9 @@ def test_the_report_is_one_page_with_the_numbers_and_a_line_for_each_endpoint(se
     assert not re.search(r"""(src|href)=|url\(""", text), "the page loads nothing"
     assert text.count("<svg") == 4 and text.count("<polyline") == 8
     for endpoint in result["endpoints"]:
-        assert f"<td>{endpoint['summary']['output_tokens_per_second']}</td>" in text
+        assert f"<td>{_number(endpoint['summary']['output_tokens_per_second'])}</td>" in text
+    latencies = re.findall(r"<tr><td>([^<]*)</td><td>([AB])</td>((?:<td>[^<]*</td>){5})</tr>", text)
+    assert [label for _, label, _ in latencies] == ["A", "B"] * 4 and latencies[0][0] == "time to first token"
     assert "workload.input.median" in text and "NaN" not in text
     tags = re.findall(r"<(/?)(table|tr|td|th|figure|svg|h1|h2|div|body|html)\b", text)
     assert sum(1 for close, _ in tags if close) == sum(1 for close, _ in tags if not close)

@@ -57,6 +57,10 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
         def do_PUT(self) -> None:  # the token of a metadata service
             self.response(body=True)
 
+        def do_POST(self) -> None:  # a token for a token
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.response(body=True)
+
         def status(self, code: int, **headers: str) -> None:
             self.send_response(code)
             for name, value in headers.items():

@@ -14,7 +14,7 @@ import pytest
 from packed_archives import FILES, special, tar, zipped
 from source_servers import Files
 
-from appliance.checkpoints.archive import Archive
+from appliance.checkpoints.archive import Archive, LocalArchive
 from appliance.checkpoints.download import download_checkpoint
 from appliance.checkpoints.download_spec import DownloadSpec
 from appliance.checkpoints.members import MAX_HEADER
@@ -224,6 +224,17 @@ def test_a_damaged_local_archive_is_refused(name: str, data: bytes, words: str, 
     with pytest.raises(SourceError, match=words):
         download_checkpoint(local(tmp_path / name), QUICK, {}, lambda _: None)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+def test_a_local_archive_beyond_the_limit_is_refused_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.tar").write_bytes(tar(FILES, "w:"))
+    store = LocalArchive(tmp_path / "m.tar", tmp_path / "cache", max_size=10)
+    with pytest.raises(
+        SourceError, match=r"more than 10 bytes \(the limit of local archives; unpack it yourself, and set"
+    ):
+        store.unpack(store.listing())
 
 
 def test_a_manifest_may_name_an_archive(tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:

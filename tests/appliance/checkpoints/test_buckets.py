@@ -397,6 +397,14 @@ EXPIRES = "2099-01-01T00:00:00Z"
 ROLE = {"AccessKeyId": "ROLE", "SecretAccessKey": "s", "Token": "t", "Expiration": EXPIRES, "Code": "Success"}
 
 
+STS = (
+    "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
+    f"<AccessKeyId>ROLE</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>"
+    f"<Expiration>{EXPIRES}</Expiration></Credentials></AssumeRoleWithWebIdentityResult>"
+    "</AssumeRoleWithWebIdentityResponse>"
+)
+
+
 def identity(kind: str, found: Files, home: Path) -> dict[str, str]:
     """Set up a kind of identity of a machine. Return its variables."""
     role = "/latest/meta-data/iam/security-credentials"
@@ -411,13 +419,21 @@ def identity(kind: str, found: Files, home: Path) -> dict[str, str]:
             (home / "token").write_text("t")
             token = {"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(home / "token")}
             return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{found.url}/role", **token}
+        case "task":  # at http://169.254.170.2, here through a proxy
+            found.answers["/task"] = lambda: json.dumps(ROLE).encode()
+            return {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/task", "http_proxy": found.url, "NO_PROXY": "127.0.0.1"}
+        case "web identity":
+            found.answers["/"] = lambda: STS.encode()
+            (home / "token").write_text("of the service account")
+            role = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/x", "AWS_ROLE_SESSION_NAME": "x"}
+            return {"AWS_WEB_IDENTITY_TOKEN_FILE": str(home / "token"), "AWS_ENDPOINT_URL_STS": found.url, **role}
         case _:
             found.answers |= {"/latest/api/token": lambda: b"t", f"{role}/": lambda: b"machine"}
             found.answers[f"{role}/machine"] = lambda: json.dumps(ROLE).encode()
             return {"AWS_METADATA_ENDPOINT": found.url}
 
 
-@pytest.mark.parametrize("kind", ["profile", "container", "machine"])
+@pytest.mark.parametrize("kind", ["profile", "container", "task", "web identity", "machine"])
 def test_s3_is_read_with_the_identity_of_the_machine(
     kind: str, store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,6 +505,20 @@ def test_gs_is_read_with_a_service_account(
     assert json.loads(base64.urlsafe_b64decode(claims + "=="))["iss"] == "me@team"
 
 
+def test_gs_is_read_with_the_service_account_of_the_machine(
+    server: Callable[[], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_files: dict[str, bytes]
+) -> None:
+    found = server()
+    serve(found, "gs", checkpoint_files)
+    token = {"access_token": "machine", "expires_in": 3600, "token_type": "Bearer"}
+    path = "/computeMetadata/v1/instance/service-accounts/default/token"
+    found.answers[path] = lambda: json.dumps(token).encode()
+    monkeypatch.setenv("GCE_METADATA_HOST", found.url.removeprefix("http://"))
+    monkeypatch.setenv("GOOGLE_BASE_URL", found.url)
+    assert folder_of("gs", tmp_path).listing().files
+    assert found.authorizations[-1] == "Bearer machine" and found.gets(path)
+
+
 def test_federated_credentials_of_google_use_google_auth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key.json").write_text('{"type": "external_account"}')
     environ = {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json")}
@@ -509,6 +539,25 @@ def test_azure_is_read_with_a_managed_identity(
     monkeypatch.setenv("AZURE_MSI_ENDPOINT", f"{found.url}/identity")
     assert folder_of("az", tmp_path).listing().files
     assert found.authorizations[-1] == "Bearer managed"
+
+
+def test_azure_is_read_with_a_workload_identity(
+    store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store("az")
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    token = {"access_token": "workload", "expires_in": 3600}
+    found.answers["/tenant/oauth2/v2.0/token"] = lambda: json.dumps(token).encode()
+    (tmp_path / "token").write_text("of the service account")
+    for name, value in {
+        "AZURE_FEDERATED_TOKEN_FILE": str(tmp_path / "token"),
+        "AZURE_CLIENT_ID": "client",
+        "AZURE_TENANT_ID": "tenant",
+        "AZURE_AUTHORITY_HOST": found.url,
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert folder_of("az", tmp_path).listing().files
+    assert found.authorizations[-1] == "Bearer workload"
 
 
 @pytest.fixture

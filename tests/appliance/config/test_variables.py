@@ -14,6 +14,7 @@ from appliance.config.variables import OFF, ON, VARIABLES, Variable, is_on, valu
 
 ROOT = Path(__file__).resolve().parents[3]
 READERS = {
+    "appliance/hardware/rocm.py",  # ROCm's variables that select devices
     "appliance/runtime/limited_processes.py",  # passes some of it on to processes
     "appliance/config/environment.py",  # the one copy
     "appliance/security/headers.py",  # the variable that a secret names

@@ -18,12 +18,11 @@ from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option, load
 from appliance.constraints import kernels as kernel_rules
 from appliance.constraints.facts import ModelFacts, model_facts
-from appliance.constraints.pages import FP8_CAPABILITY
 from appliance.constraints.ranks import RULES as RANKS
 from appliance.constraints.rule import Facts, Rule, Variable, View
 from appliance.constraints.rules import RULES
 from appliance.constraints.variables import LANES, VARIABLES
-from appliance.hardware.machine import Gpu, Machine
+from appliance.hardware.machine import FP8_CAPABILITY, Gpu, Machine
 from appliance.planning.kernels import resolve
 from appliance.planning.plan import Plan, plan
 from appliance.planning.ranks import RankBudgets

@@ -181,6 +181,7 @@ TYPES = {
     (instance_types.VERTEX, "h200", 1): "a3-ultragpu-8g",
     (instance_types.AZUREML, "a100-80", 2): "Standard_NC48ads_A100_v4",
     (instance_types.AZUREML, "h100", 8): "Standard_ND96isr_H100_v5",
+    (instance_types.AZUREML, "mi300x", 2): "Standard_ND96isr_MI300X_v5",
 }
 
 
@@ -209,6 +210,8 @@ def test_a_given_machine_type_is_used_and_compared_with_the_plan(llama: Path) ->
         files("sagemaker", llama, "l4x4", instance_type="ml.g6.xlarge")
     with pytest.raises(Refused, match="no known type holds the deployment, which requires 2 rtx4090"):
         files("sagemaker", llama, "rtx4090x2")
+    with pytest.raises(Refused, match="this platform has no AMD Instinct MI300X; plan for another GPU"):
+        files("vertex", llama, "mi300xx2", instance_type="a3-ultragpu-8g")
 
 
 def _instance(rendered: dict[str, Any]) -> str:

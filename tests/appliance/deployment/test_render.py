@@ -149,6 +149,21 @@ def test_gpus_ranks_and_defaults_are_in_the_objects(tmp_path: Path) -> None:
     assert compose(encrypted)["secrets"] == {"tls.crt": {"file": "/c.pem"}}
 
 
+def test_amd_gpus_are_devices_and_groups_or_the_resource_of_their_plugin(tmp_path: Path) -> None:
+    make_checkpoint("Llama-3.1-8B-Instruct", tmp_path / "llama")
+    one = deployed(write_manifest(tmp_path, GPU), "mi300xx2")
+    service = compose(one)["services"]["slipway"]
+    assert service["devices"] == ["/dev/kfd", "/dev/dri"] and "deploy" not in service
+    assert service["group_add"][0] == "video" and "stat -c %g /dev/kfd" in service["group_add"][1]
+    assert service["environment"]["HIP_VISIBLE_DEVICES"] == "0,1"
+    for render in KUBERNETES.values():
+        (pod,) = pods(render(one))
+        limits = pod["containers"][0]["resources"]["limits"]
+        assert limits["amd.com/gpu"] == 2 and "nvidia.com/gpu" not in limits
+    unit = systemd(deployed(tmp_path / "m.yaml", "mi300xx2", systemd_layout("m")))["m.service"]
+    assert "SupplementaryGroups=render video\n" in unit and "PrivateDevices" not in unit
+
+
 def test_the_port_of_grpc_is_published(on_cpu: Path) -> None:
     one = replace(deployed(on_cpu, "cpu:4:16GiB"), grpc_port=8081)
     for render in (kubernetes, kserve, leaderworkerset):

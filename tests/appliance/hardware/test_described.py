@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config.problems import Refused
 from appliance.hardware.described import HOST_BYTES, UnknownHardware, hardware
 from appliance.hardware.devices import CONTEXT_BYTES, CPUS, GPUS, cpu_by_kernels, gpu_by_cuda_name, gpu_by_name
 from appliance.planning.plan import Plan, plan
@@ -49,7 +50,7 @@ def test_described_cpu_has_its_cores_memory_and_kernels() -> None:
         ("cpu:0:64GiB", "at least 1 core"),
         ("h100x0", "write 1 to 16"),
         ("h100x99", "write 1 to 16"),
-        ("mi300x", "an AMD GPU is not supported"),
+        ("gaudi3x8", "an Intel accelerator is not supported"),
         ("", "write NAME"),
     ],
 )
@@ -78,6 +79,8 @@ def test_unknown_device_is_refused_with_the_known_ones(text: str, words: str) ->
         ("Tesla T4", "t4"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI325X OAM", "mi325x"),
     ],
 )
 def test_gpu_is_found_by_its_cuda_name(cuda: str, name: str) -> None:
@@ -148,6 +151,16 @@ def test_the_ceiling_of_decoding_is_bytes_over_bandwidth(tmp_path: Path) -> None
     multiplied = 2 * 28 * (attention + 3 * 1024 * 3072) + 28 * 4 * 4096 * 16 * 128
     assert found.prefill.tokens_s == pytest.approx(989e12 / multiplied)
     assert active_parameters(checkpoint().model) == 28 * (attention + 3 * 1024 * 3072) + 151936 * 1024
+
+
+def test_an_amd_gpu_gets_triton_kernels_and_no_fp8_pages(tmp_path: Path) -> None:
+    found = large("mi300xx8", tmp_path)
+    engine = found.engines[0]
+    assert (engine.hardware.device, engine.hardware.kernels) == ("cuda", "triton")
+    assert (engine.model.dtype, engine.quantization.kv_cache) == ("bfloat16", "bfloat16")
+    assert found.estimate.roofline is not None and found.estimate.roofline.source.startswith("AMD Instinct MI300X")
+    with pytest.raises(Refused, match="AMD Instinct MI300X has no fp8"):
+        plan(test_plan.settings(tmp_path, "quantization.kv_cache=fp8"), checkpoint(), hardware("mi300x"))
 
 
 def test_slowest_step_is_the_last_chunk_of_a_full_context(tmp_path: Path) -> None:

@@ -144,5 +144,7 @@ def test_torch_build_is_read_without_importing_torch() -> None:
     assert found is not None and (found.version, found.toolkit) == (torch.__version__, torch.version.cuda)
     text = "__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
     assert parse_build(text) == Build("2.11.0+cu130", "13.0")
-    assert parse_build(text.replace("hip: Optional[str] = None", "hip: Optional[str] = '6.4'")) is None
+    assert parse_build(text.replace("hip: Optional[str] = None", "hip: Optional[str] = '6.4'")) == Build(
+        "2.11.0+cu130", "13.0", "6.4"
+    )
     assert parse_build("nothing") is None

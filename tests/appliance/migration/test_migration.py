@@ -70,6 +70,40 @@ def values(found: Migration) -> dict[str, Any]:
     return {key: one.value for key, one in found.values.items()}
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_long_values_are_written_completely(count: int) -> None:
+    modules = [f"adapter-{number}=/models/adapters/adapter-{number}" for number in range(count)]
+    found = made(f"vllm serve m/x --enable-lora --lora-modules {' '.join(modules)}")
+    written = load(Given(Path("m.yaml"), (), {}, text=manifest(found, None))).manifest
+    assert [f"{one.name}={one.path}" for one in written.adapters] == modules
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm serve m/x --port 9 > "$LOG" 2>&1 &',
+        'nohup "$PY" -m vllm.entrypoints.openai.api_server --model m/x --port 9 >>log 2>err &',
+        "uv run vllm serve m/x --port 9 &>log",
+    ],
+)
+def test_redirections_and_wrappers_are_ignored(line: str) -> None:
+    found = made(line)
+    assert values(found)["endpoints.port"] == 9 and not found.missing
+
+
+def test_comments_after_parameters_of_a_modelfile_are_ignored(tmp_path: Path) -> None:
+    lines = [
+        "FROM ./m.gguf",
+        "PARAMETER temperature 0.2   # low",
+        "PARAMETER num_ctx 4096 # long",
+        'PARAMETER stop "# a"',
+    ]
+    (tmp_path / "Modelfile").write_text("\n".join(lines))
+    found = migrate(read(str(tmp_path / "Modelfile")), Path(), "")
+    assert (values(found)["model.max_context"], values(found)["engine.sampling.temperature"]) == (4096, 0.2)
+    assert found.missing[0][0] == "PARAMETER stop # a"
+
+
 HUB = "model.source.huggingface.repo"
 
 
@@ -228,6 +262,7 @@ def test_every_option_is_in_the_result_and_secrets_are_not() -> None:
         ("vllm serve m/x --max-model-len 1.5", "character 16: --max-model-len 1.5: must be a whole number"),
         ("vllm serve m/x --max-num-seqs 9999", "engine.scheduling.max_running takes a whole number from 1 to 4096"),
         ("vllm serve m/x --port", "character 16: --port has no value"),
+        ("vllm serve m/x & echo", "character 16: & is an operator of the shell"),
         ("vllm serve m/x && echo", "character 16: && is an operator of the shell"),
         ("vllm serve $MODEL", "character 12: MODEL $MODEL: contains a variable of the shell"),
         ("vllm serve gpt2", "character 12: MODEL gpt2: must be a folder"),

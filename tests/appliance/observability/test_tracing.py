@@ -14,7 +14,8 @@ from prometheus_client.samples import Exemplar
 
 from appliance.observability.metrics import Metrics, now
 from appliance.observability.otlp_logs import EXPORTING, OtlpHandler
-from appliance.observability.spans import SequenceTimes, Span, input_messages
+from appliance.observability.spans import RequestSpan, SequenceTimes, Span, input_messages
+from appliance.observability.trace import Trace
 from appliance.observability.trace_settings import Sampler, TraceSettings
 from appliance.observability.tracing import Tracing
 from tests.appliance.observability.collector import Collector, attributes, collecting, parse
@@ -301,6 +302,17 @@ def test_resource_describes_the_process(start_gateway, engine, collector, traces
     assert attributes(message.resource_spans[0].resource.attributes) == {"service.name": "chat", "team": "ml"}
     scope = message.resource_spans[0].scope_spans[0].scope
     assert (scope.name, scope.version) == ("slipway", "1.2.3")
+
+
+def test_loading_of_media_is_a_child_of_the_request():
+    """OBS-05"""
+    exported = []
+    span = RequestSpan(Trace("1" * 32, None), 1.0, exported.append, has_content=False)
+    span.add_media(1.5, 2.0, 3, 1)
+    (media,) = exported
+    assert (media.name, media.parent_id, media.trace_id) == ("media", span.span_id, "1" * 32)
+    assert (media.start_s, media.end_s) == (1.5, 2.0)
+    assert media.attributes == {"slipway.media.items": 3, "slipway.media.cached": 1}
 
 
 def test_messages_follow_the_conventions_for_generative_ai():

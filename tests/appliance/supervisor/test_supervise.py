@@ -6,14 +6,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from appliance.config.gateway import GatewayConfig, SecretRef
 from appliance.config.gateway import read_config as read_gateway
 from appliance.config.manifest import Manifest
 from appliance.config.sections.endpoints import Endpoints
-from appliance.supervisor import supervise
+from appliance.supervisor import shared_memory, supervise
 from appliance.supervisor.launch import secret_names
 from appliance.supervisor.monitor import Policy
 from appliance.supervisor.supervise import Program, Service
@@ -141,6 +143,7 @@ def test_program_gets_its_arguments_variables_secrets_and_priority_unchanged(tmp
 def test_engine_environment_has_no_credentials(tmp_path):
     wanted = {"PATH": "/bin", "HOME": "/h", "LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": "/p"}
     wanted |= {"NVIDIA_VISIBLE_DEVICES": "all", "NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "TRITON_CACHE_DIR": "/t"}
+    wanted |= {"HIP_VISIBLE_DEVICES": "0", "HSA_OVERRIDE_GFX_VERSION": "9.4.2"}
     secret = {
         "HF_TOKEN": "a",
         "AWS_SECRET_ACCESS_KEY": "b",
@@ -153,6 +156,22 @@ def test_engine_environment_has_no_credentials(tmp_path):
     _, seen, _, _ = json.loads(done.stdout)
     assert wanted.items() <= seen.items() and not secret.keys() & seen.keys()
     assert seen["OMP_NUM_THREADS"] == "5"
+
+
+def test_little_shared_memory_for_several_ranks_is_a_warning(monkeypatch):
+    """DK-08 the exact --shm-size"""
+    one = _service(1)
+    ranks = msgspec.structs.replace(one.engines[0].parallelism, tensor=2)
+    several = replace(one, engines=(msgspec.structs.replace(one.engines[0], parallelism=ranks),))
+    sizes = {"small": 64 * 2**20, "large": 2**30}
+    for name, size in sizes.items():
+        found = SimpleNamespace(f_blocks=size // 4096, f_frsize=4096)
+        monkeypatch.setattr(os, "statvfs", lambda path, found=found: found)
+        found = shared_memory.warning(several)
+        assert bool(found) == (name == "small") and shared_memory.warning(one) == ""
+        assert not found or "/dev/shm has 64 MiB" in found and "docker run --shm-size 1g" in found
+    monkeypatch.undo()
+    assert shared_memory.warning(several, Path("/absent")) == ""
 
 
 def test_start_is_announced_before_the_program_runs(tmp_path):

@@ -15,6 +15,7 @@ const LATENCIES = [
 ];
 const SHARES = [0.5, 0.9, 0.99];
 const STATES = {
+  media: "loading media",
   gateway: "arrived", held: "queued in the gateway", queued: "queued", blocked: "first in the queue", preempted: "preempted",
   prefill: "prefill", decode: "decode", over: "finished",
 };

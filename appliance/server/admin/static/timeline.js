@@ -5,7 +5,7 @@ import { $, el } from "./dom.js";
 import { seconds } from "./numbers.js";
 
 const STATES = {
-  gateway: "in the gateway", held: "waiting for an engine", queued: "queued", blocked: "first in the queue",
+  media: "loading media", gateway: "in the gateway", held: "waiting for an engine", queued: "queued", blocked: "first in the queue",
   preempted: "preempted", prefill: "prefill", decode: "decode",
 };
 

@@ -121,7 +121,7 @@ def _where(request: Request, body: ResponsesRequest) -> Placement:
     """
     target = placement(request)
     session = target.session or body.session_id or body.prompt_cache_key or ""
-    return Placement(target.engine_index, session)
+    return replace(target, session=session)
 
 
 async def create_response(service: Service, request: Request, body: ResponsesRequest) -> Response:

@@ -1,6 +1,7 @@
 """Images in chat, Responses and Messages requests: prompts and items of media against processors, and faults."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,36 @@ def test_a_repeated_image_is_processed_once(make: Callable[..., Any]) -> None:
     for _ in range(2):
         assert small.post(PATH, asked(part(ONE)))[0] == 200
     assert small.service.media.processed == 2
+
+
+def test_each_request_has_the_times_of_its_images(make: Callable[..., Any]) -> None:
+    """OBS-05 a record of each concurrent request, stage sum within the wall time; none for text"""
+    gateway = make()
+    texts = {f"m{number}": [part(data_url(png(picture(seed=number)))) for _ in range(2)] for number in range(4)}
+    later = {"m4": texts["m0"], "m5": ["only text"]}
+    began_s = time.monotonic()
+
+    async def send(client: httpx.AsyncClient, name: str, parts: list[Any]) -> None:
+        reply = await client.post(PATH, json=asked(*parts), headers={"x-request-id": name})
+        assert reply.status_code == 200, reply.text
+
+    async def work() -> None:
+        async with gateway.client() as client:
+            await asyncio.gather(*(send(client, name, parts) for name, parts in texts.items()))
+            for name, parts in later.items():
+                await send(client, name, parts)
+
+    asyncio.run(work())
+    wall_s = time.monotonic() - began_s
+    pairs = zip(gateway.submits, gateway.router.placements, strict=True)
+    loads = {submit.id.partition("-")[0]: where.media for submit, where in pairs}
+    assert set(loads) == {*texts, *later} and loads["m5"] is None
+    for name in (*texts, "m4"):
+        ((fetch_s, process_s),) = loads[name].stages
+        assert loads[name].start_s >= began_s and 0 < fetch_s + process_s <= wall_s
+        assert (process_s > 0) == (name != "m4"), "it was processed before"
+    kept = gateway.service.metrics.histograms
+    assert sum(kept["media_fetch_seconds"][()].counts) == 5 and sum(kept["media_process_seconds"][()].counts) == 4
 
 
 def test_tokenize_counts_image_tokens(make: Callable[..., Any]) -> None:

@@ -3,6 +3,8 @@
 import pytest
 
 from appliance.cli.why import format_ms, timeline_lines
+from appliance.observability.log import MediaLoad
+from appliance.server.routing.account import media_event
 from appliance.server.routing.timeline import (
     MAX_EVENTS,
     Arrived,
@@ -46,6 +48,21 @@ def test_time_is_summed_by_state() -> None:
     }  # fmt: skip
     assert sum(told["spent_ms"].values()) == pytest.approx(10_300)
     assert [event["at_ms"] for event in told["events"]][:4] == [0.0, 0.0, 100.0, 600.0]
+
+
+def test_loading_of_media_comes_first_with_its_slowest_item() -> None:
+    """OBS-05"""
+    found = Timeline("r-0")
+    found.add(2.0, media_event(MediaLoad(2.0, ((0.5, 0.25), (0.1, 0.0), (0.1, 0.75)))))
+    found.add(3.0, Arrived(9, 0, 0))
+    found.add(3.5, Finished("stop", 1))
+    told = found.as_dict()
+    assert told["spent_ms"] == {"media": 1000.0, "gateway": 500.0}
+    event = told["events"][0]
+    assert (event["type"], event["items"], event["cached"]) == ("media", 3, 1)
+    assert event["text"] == "loads 3 media items, 1 of them processed before: 100.0 ms to fetch, 750.0 ms to process"
+    assert found.summary(4.0)["duration_ms"] == 1500.0
+    assert next(timeline_lines(told)) == "r-0: 1,500 ms (1,000 ms loading media, 500 ms in the gateway)"
 
 
 def test_it_reads_as_a_time_line() -> None:
