@@ -139,7 +139,7 @@ def read_checkpoint(
     quantization = read_quantization(config, model, place)
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:
-        model = as_stored(model)
+        model = as_stored(model, architecture)
         tensors, quantization = read_weights(blocks, architecture, model)
     elif weights:
         tensors = read_tensors(folder)
