@@ -1,4 +1,4 @@
-"""y = x Wᵀ (+ b) by a weight in blocks of ggml or of floats, whose codes and scales keep their bits (kernels/plane_layout.py).
+"""y = x Wᵀ (+ b) by a weight in blocks of ggml or of floats, with the bits of their codes (kernels/plane_layout.py).
 
 Weights are rounded to the type of x when they are read (kernels/block_sum.py), so results are those of a weight that
 was dequantized to this type, and a step with few rows takes as long as reading the planes.

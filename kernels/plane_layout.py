@@ -1,5 +1,4 @@
-"""Layout of blocks of ggml, and of floats, on a GPU (kernels/block_matmul.py). Imports no torch, because plans count its
-bytes.
+"""Layout of blocks of ggml, and of floats, on a GPU (kernels/block_matmul.py). Plans count its bytes: without torch.
 
 A file has the codes and scales of a block side by side; a GPU needs them apart, in rows whose addresses are aligned:
 

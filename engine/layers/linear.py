@@ -1,6 +1,6 @@
 """The projection layer: fused, divided among ranks by rows or inputs, and packed for the kernel that multiplies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -83,18 +83,17 @@ class Target:
 
     def native(self, path: str, matrix: Slots, role: Role) -> Packed | Segments | Fp8Weight | Unrounded | None:
         """Return the matrix of these sources if kernels multiply by the checkpoint's numbers, else None."""
-        found: NativeWeight | tuple[NativeWeight, ...] | None = None
+        found: NativeWeight | Iterator[NativeWeight] | None = None
         if self.quantized is not None:
             found = self.quantized.native(path, matrix, self.executor, self.device, role)
         if found is None or isinstance(found, Fp8Weight):
             return found
-        if self.team is None:
-            if isinstance(found, tuple):
-                return SegmentedWeight(tuple(self._unrounded(one) for one in found))
-            return self._unrounded(found)
-        if isinstance(found, tuple):
-            return Segments(tuple(self._packed_native(one, self.team) for one in found))
-        return self._packed_native(found, self.team)
+        # map keeps no reference to a segment, so the numbers of one are in memory at a time.
+        if isinstance(found, Iterator):
+            if self.team is None:
+                return SegmentedWeight(tuple(map(self._unrounded, found)))
+            return Segments(tuple(map(self._packed_native, found)))
+        return self._unrounded(found) if self.team is None else self._packed_native(found)
 
     def _unrounded(self, weight: NativeWeight) -> IntegerWeight | PlaneWeight:
         assert not isinstance(weight, Fp8Weight), "fp8 is not packed"
@@ -102,9 +101,10 @@ class Target:
             return pack_blocks(weight, self.device)
         return pack_integers(weight, self.device)
 
-    def _packed_native(self, weight: NativeWeight, team: Team) -> Packed:
+    def _packed_native(self, weight: NativeWeight) -> Packed:
+        assert self.team is not None, "only compiled kernels pack"
         assert not isinstance(weight, Fp8Weight), "compiled kernels have no products of fp8"
-        return self._held(pack_for(weight, team.tiling))
+        return self._held(pack_for(weight, self.team.tiling))
 
     def stored_dtype(self, read: Read, path: str, matrix: Slots) -> torch.dtype:
         """Return the type in which the checkpoint stores all sources of a weight; float32 if they differ or are
