@@ -1,7 +1,7 @@
 """`python -m benchmarks.load [--shape qwen3-0.6b]`: time to load a checkpoint that is not in the page cache.
 
 Each case is a checkpoint and the format of its weights in memory. A round removes the files from the page cache and
-reads their bytes, then removes them again and starts an engine in this process, without the imports. Prints the medians,
+reads their bytes, then removes them again and starts an engine in this process, without the imports. It prints medians,
 and the time of the start divided by that of reading the bytes.
 """
 
