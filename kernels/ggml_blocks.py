@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.block_codes import block_codes, values_of
 from kernels.ggml_layout import LAYOUTS, layout_of
-from kernels.quantisation import ROWS_AT_ONCE, search_scales
+from kernels.quantisation import row_parts, search_scales
 
 MIDDLE6 = 32  # the code of 0 in INT6
 # Integers to which the weight farthest from 0 is scaled in INT6.
@@ -51,8 +51,7 @@ def to_int6(weight: Tensor) -> BlockWeight:
     layout = LAYOUTS["INT6"]
     padded = torch.nn.functional.pad(weight, (0, -inputs % layout.inputs))
     blocks = torch.empty((outputs, padded.shape[1] // layout.inputs, layout.bytes), dtype=torch.uint8)
-    for at in range(0, outputs, ROWS_AT_ONCE):
-        part = slice(at, at + ROWS_AT_ONCE)
+    for part in row_parts(weight):
         groups = padded[part].float().unflatten(1, (-1, layout.inputs))
         values, scales = search_scales(groups, FARTHEST6, -MIDDLE6, MIDDLE6 - 1)
         codes = (values + MIDDLE6).to(torch.uint8)
