@@ -364,11 +364,11 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
     ),
     "offset of nested scales ignored": (
         stored("bnb-nf4-double"),
-        edit(bitsandbytes.FourBits.dequantize, ' + state["nested_offset"]', ""),
+        edit(bitsandbytes.FourBits._scales, ' + state["nested_offset"]', ""),
     ),
     "nested scales applied twice": (
         stored("bnb-nf4-double"),
-        edit(bitsandbytes.FourBits.dequantize, "table[scales.int()] * wide", "table[scales.int()] * wide * wide"),
+        edit(bitsandbytes.FourBits._scales, "table[scales.int()] * wide", "table[scales.int()] * wide * wide"),
     ),
     "LLM.int8 divided by 128": (stored("bnb-int8"), constant(bitsandbytes, "LARGEST", 128)),
     "parts of hqq in reverse": (
