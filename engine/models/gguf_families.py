@@ -1021,7 +1021,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 """By `general.architecture`."""
 
 KINDS: Mapping[str, str] = MappingProxyType(
-    {architecture: kind for kind, family in reversed(FAMILIES.items()) for architecture in family.architectures}
+    {architecture: kind for kind, family in reversed(list(FAMILIES.items())) for architecture in family.architectures}
 )
 """Kinds of files by architecture of Hugging Face."""
 

@@ -53,7 +53,10 @@ def write_gguf(
     drawn numbers. restored: write these numbers in float32. source: tensors of the original checkpoint, if they are not
     those of the model."""
     found = model.state_dict() if source is None else source
-    config, tensors = model.config, _tensors(_stacked(found), model.config, kind.name)
+    config = model.config
+    if kind.name == "gemma4":
+        config.allow_global_per_layer_attribute_access = True
+    tensors = _tensors(_stacked(found), config, kind.name)
     keys = {**_keys(config), **_activations(found), **kind.keys}
     if kind.name == "gemma4":
         tensors["rope_freqs.weight"] = _divisors(config)
@@ -172,9 +175,19 @@ def _divisors(config: Any) -> Tensor:
     return torch.tensor([1.0] * turned + [1e30] * (half - turned))
 
 
+def _names(arch: gguf.MODEL_ARCH, layers: int) -> gguf.TensorNameMap:
+    """Return the names of tensors. The package changes its table for all architectures when it makes those of one."""
+    kept = dict(gguf.TensorNameMap.block_mappings_cfg)
+    try:
+        return gguf.get_tensor_name_map(arch, layers)
+    finally:
+        gguf.TensorNameMap.block_mappings_cfg.clear()
+        gguf.TensorNameMap.block_mappings_cfg.update(kept)
+
+
 def _tensors(source: Mapping[str, Tensor], config: Any, kind: str) -> dict[str, Tensor]:
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
-    known = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    known = _names(arch, max(config.num_hidden_layers, getattr(config, "num_decoder_layers", 0)))
     found: dict[str, Tensor] = {}
     for name, tensor in source.items():
         if (name == "lm_head.weight" and config.tie_word_embeddings) or ".act_fn." in name:

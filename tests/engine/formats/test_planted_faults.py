@@ -287,7 +287,7 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
         edit(fusing._cut, "part.zeros[rows, groups]", "part.zeros[rows, : part.zeros[rows, groups].shape[1]]"),
     ),
     "zero points of a symmetric source one too small": (
-        fused("gptq-32-zeros", Groups(4, 32, zeros=True), "auto-round"),
+        fused("awq-gemv-128", Groups(4, 128, zeros=True), "gptq-128"),
         edit(fusing._zeros_of, "part.scales.shape, 8", "part.scales.shape, 7"),
     ),
     "halves of a packed byte swapped on a GPU": (
@@ -440,7 +440,7 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
         edit(planes.to_planes, "codes >> layout.low, layout.high", "codes, layout.high"),
     ),
     "scales of planes in the order of outputs": (
-        in_blocks("Q4_1"),
+        stored("bnb-nf4"),
         edit(
             planes.to_planes,
             "found.scales[:, :groups].permute(1, 2, 0).contiguous()",

@@ -272,11 +272,11 @@ def test_experts_of_gemma_4_have_gates_and_ups_in_one_tensor(tmp_path, driver, i
     torch.testing.assert_close(driver(path).run(prompt, 7), want, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["t5", "flan-t5", "umt5"])
-def test_encoder_decoder_models_equal_their_original(case, tmp_path):
+@pytest.mark.parametrize("family", ["t5", "flan-t5", "umt5"])
+def test_encoder_decoder_models_equal_their_original(family, tmp_path):
     """Tables of biases reach the default distance, because a file does not state another."""
     more = {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 128}
-    made = write_translator(tmp_path, case, **more)
+    made = write_translator(tmp_path, family, **more)
     config = made.model.config
     keys = {
         "attention.relative_buckets_count": 12,

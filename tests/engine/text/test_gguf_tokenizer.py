@@ -10,6 +10,7 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.api.errors import CheckpointError
@@ -280,7 +281,7 @@ def test_unigrams_are_those_of_sentencepiece(tmp_path: Path, signed: bool) -> No
     )  # fmt: skip
     theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     size = theirs.get_piece_size()
-    normalizer = sentencepiece.sentencepiece_model_pb2.ModelProto.FromString(model.getvalue()).normalizer_spec
+    normalizer = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue()).normalizer_spec
     octets = normalizer.precompiled_charsmap
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "t5")
     writer.add_tokenizer_model("t5")
@@ -304,7 +305,8 @@ def test_unigrams_are_those_of_sentencepiece(tmp_path: Path, signed: bool) -> No
             return
         ids = theirs.encode(text)
         assert ours.encode(text) == [*ids, theirs.eos_id()]
-        assert ours.decode(ids) == theirs.decode(ids)
+        known = [token for token in ids if token != theirs.unk_id()]
+        assert ours.decode(known) == theirs.decode(known)
 
     same()
     assert ours.encode("fox<extra_id_0>dog") == [*theirs.encode("fox"), size, *theirs.encode("dog"), 1]
