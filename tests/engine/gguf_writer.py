@@ -149,7 +149,8 @@ def _keys(c: PretrainedConfig) -> dict[str, Any]:
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with one for each projection of all experts of a layer, and for the projections of AltUp."""
     found, parts = dict[str, Tensor](), dict[str, list[Tensor]]()
-    for name, tensor in tensors.items():
+    for name in sorted(tensors, key=lambda one: [int(part) if part.isdigit() else 0 for part in one.split(".")]):
+        tensor = tensors[name]
         expert, member = EXPERT.fullmatch(name), MEMBER.fullmatch(name)
         if expert is None and member is None:
             found[name] = tensor
@@ -170,7 +171,7 @@ def _activations(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
 def _divisors(config: Any) -> Tensor:
     """Return the divisors of frequencies of Gemma 4's full layers: those that do not turn have 1e30."""
-    half = config.global_head_dim // 2
+    half = config.head_dim  # of sliding layers; that of full ones is twice as large
     turned = int(half * config.rope_parameters["full_attention"]["partial_rotary_factor"])
     return torch.tensor([1.0] * turned + [1e30] * (half - turned))
 
@@ -190,9 +191,8 @@ def _tensors(source: Mapping[str, Tensor], config: Any, kind: str) -> dict[str, 
     known = _names(arch, max(config.num_hidden_layers, getattr(config, "num_decoder_layers", 0)))
     found: dict[str, Tensor] = {}
     for name, tensor in source.items():
-        if (name == "lm_head.weight" and config.tie_word_embeddings) or ".act_fn." in name:
-            continue
-        if kind == "t5" and "embed_tokens" in name:
+        tied = torch.equal(tensor, source["shared.weight"]) if kind == "t5" else config.tie_word_embeddings
+        if (name == "lm_head.weight" and tied) or ".act_fn." in name or (kind == "t5" and "embed_tokens" in name):
             continue
         for changed, value in _changed(name, tensor.clone(), config, kind):
             path, _, last = changed.rpartition(".")
@@ -224,6 +224,8 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
         return [(f"blk.{layer}.{'ffn_gate_inp' if last == 'scale' else 'ffn_down_exps'}.scale", tensor)]
     if re.fullmatch(r".*\.experts\.\w+\.weight", name) or kind == "gemma4":
         return [(f"{name}.weight" if ".experts." in name and last != "weight" else name, tensor)]
+    if kind.startswith("qwen35") and ".linear_attn." in name:
+        tensor = _tiled(name, tensor, config)
     if (changed := _recurrent(name, tensor, config, kind) or _fused(name, tensor, config, kind)) is not None:
         return changed
     if kind in PERMUTED and re.search(r"\b[qk]_proj\.", name):
@@ -231,7 +233,7 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
         return [(name, tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape))]
     if kind in ONE_MORE and name.endswith("norm.weight"):
         return [(name, tensor + 1)]
-    if name.endswith("kv_b_proj.weight"):
+    if name.endswith("kv_b_proj.weight") and kind != "minicpm3":
         by_head = tensor.view(config.num_attention_heads, -1, tensor.shape[1])
         keys, values = by_head[:, : config.qk_nope_head_dim], by_head[:, config.qk_nope_head_dim :]
         halves = {"k_b_proj": keys.transpose(1, 2), "v_b_proj": values}
@@ -260,8 +262,6 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
 def _recurrent(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]] | None:
     """Return the changed tensors of a recurrence: A instead of its logarithm, one column for each head of Mamba-2, and
     the projections of Qwen3-Next with all rows of q before the rows of k, v and z."""
-    if kind.startswith("qwen35") and ".linear_attn." in name:
-        tensor = _tiled(name, tensor, config)
     if name.endswith(".A_log"):
         tensor = -tensor.exp()
     if name.endswith((".A_log", "mixer.D", "mamba.D")):

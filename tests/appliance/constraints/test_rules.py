@@ -379,7 +379,7 @@ def test_pages_have_the_format_that_the_checkpoint_states(
     (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {demo}}}}}\n")
     found = validate(Given(tmp_path / "m.yaml"), machine)
     assert found.engines[0].quantization.kv_cache == want
-    assert why in found.choices["quantization.kv_cache"].reason
+    assert why in next(one.reason for one in found.effective if one.key == "quantization.kv_cache")
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------

@@ -195,7 +195,8 @@ ORIGINALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "rope.dimension_count": 6, "attention.q_lora_rank": 20, "attention.kv_lora_rank": 24,
         "attention.key_length": 14}),
     "mimo2": ("mimo-v2", {}, {
-        **ROUTED_KEYS, "expert_weights_norm": True, "attention.head_count_kv": [2, 4, 4, 4],
+        **ROUTED_KEYS, "expert_shared_count": 0, "expert_weights_norm": True, "rope.dimension_count": 8,
+        "attention.head_count_kv": [2, 4, 4, 4],
         "attention.sliding_window": 5, "attention.sliding_window_pattern": [0, 1, 1, 1],
         "attention.value_length": 7, "attention.value_scale": 0.707, "rope.freq_base_swa": 1e4}),
     "gemma3n": ("gemma3n", {}, {
