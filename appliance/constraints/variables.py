@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from appliance.constraints import ranks
 from appliance.constraints.kernels import BF16_CAPABILITY, RULES
@@ -10,6 +10,7 @@ from appliance.constraints.pages import RULES as PAGE_RULES
 from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_compiled
 from appliance.constraints.speculation import draft_method_why, draft_methods
 from appliance.constraints.weights import INTEGERS
+from engine.api.config import KVDtype
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import cpu_kv_dtype
 from engine.models.kv_scales import KNOWN
@@ -95,7 +96,7 @@ def _pages_problem(view: View) -> str:
     stated = view.facts.model.kv_format
     if stated not in KNOWN:
         return f"a KV cache in {stated} is not supported"
-    asked = replace(view, kv_cache=stated)
+    asked = replace(view, kv_cache=cast(KVDtype, stated))
     known = {"kernels", "kv_cache"}
     broken = (rule for rule in PAGE_RULES if "kv_cache" in rule.keys and {*rule.keys} <= known)
     return next((rule.text for rule in broken if not rule.holds(asked)), "")

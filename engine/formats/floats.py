@@ -29,7 +29,7 @@ NUMBER_TYPES: dict[Number, tuple[str, ...]] = {"e4m3": ("F8_E4M3",), "e5m2": ("F
 SCALE_TYPES: dict[Scale, tuple[str, ...]] = {"float": SCALES, "e4m3": ("F8_E4M3",), "e8m0": ("U8", "F8_E8M0")}
 DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the number of each e2m1 code
 MX_BLOCKS = GgmlBlocks("MXFP4")
-_KINDS = {
+_KINDS: dict[tuple[str, tuple[int | None, int | None], str], str] = {
     ("e2m1", (1, MX_GROUP), "e8m0"): "MXFP4",
     ("e4m3", (1, MX_GROUP), "e8m0"): "MXFP8",
     ("e2m1", (1, NV_GROUP), "e4m3"): "NVFP4",
@@ -175,7 +175,7 @@ def _side_by_side(matrix: StoredMatrix, kind: str, raw: "Tensor", scales: "Tenso
     from kernels.ggml_blocks import BlockWeight
 
     octets = raw.view(torch.uint8)
-    octets = torch.nn.functional.pad(octets, (0, -octets.shape[1] % size)).unflatten(1, (-1, size))
+    octets = torch.nn.functional.pad(octets, (0, -octets.shape[1] % size)).reshape(len(octets), -1, size)
     blocks = torch.cat((scales.view(torch.uint8).unsqueeze(2), octets), 2)
     return BlockWeight(blocks.flatten(1), kind, matrix.inputs)
 

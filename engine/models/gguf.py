@@ -52,11 +52,11 @@ def as_stored(model: Model, architecture: str) -> Model:
     transposed matrices, one tensor for each projection of the experts of a layer, the decays of recurrences themselves
     instead of their logarithms, and value heads of a DeltaNet by number within their groups."""
     family = FAMILIES.get(KINDS.get(architecture, ""))
-    stored: Model = _stored(model, family.separate if family is not None else ())
+    stored: Model = _stored(model, family.separate if family is not None else None)
     return stored
 
 
-def _stored(part: Any, separate: tuple[str, ...]) -> Any:
+def _stored(part: Any, separate: tuple[str, str, str, str] | None) -> Any:
     """separate: names of the projections into which a fused one is divided."""
     if isinstance(part, tuple):
         return tuple(_stored(one, separate) for one in part)
@@ -177,9 +177,9 @@ def _member(whole: TensorInfo, place: _Place, number: int) -> TensorInfo:
 def _activation_number(found: GgufFile, name: str, layer: int, last: str, layers: int) -> dict[str, TensorInfo]:
     """Return a number of xIELU, which is in a list with one for each layer, by its name; empty without a list."""
     key = f"xielu.{last}"
-    values = found.keys.get(key)
     if key not in found.arrays:
         return {}
+    values = found.keys[key]
     if len(values) < layers:
         raise CheckpointError(f"{found.path}: {key} has {len(values)} numbers for {layers} layers; convert it again")
     return {name: TensorInfo(found.path, "F32", (), found.arrays[key] + 4 * layer, 4)}
@@ -206,12 +206,17 @@ def _names(file: Path, kind: str, layers: int) -> Callable[[str], str | None]:
     """Return a function that maps the path of a module to its name in the file, or to None. Raises CheckpointError
     without the package gguf."""
     try:
-        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+        from gguf import MODEL_ARCH_NAMES, TensorNameMap
     except ImportError as error:
         raise CheckpointError(
             f"{file}: the package gguf, which knows the names of the tensors, is not installed; pip install gguf"
         ) from error
-    known = get_tensor_name_map(next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind), layers)
+
+    class Names(TensorNameMap):
+        # A table of its own: the package adds the names of some architectures to that of all.
+        block_mappings_cfg = dict(TensorNameMap.block_mappings_cfg)
+
+    known = Names(next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind), layers)
     return lambda path: known.get_name(path)
 
 

@@ -115,7 +115,7 @@ class Family:
     """Return further settings of YaRN."""
     has_attention: bool = True  # in any layer
     is_decoder: bool = True  # False: `more` returns all settings
-    separate: tuple[str, ...] = ()
+    separate: tuple[str, str, str, str] | None = None
     """Projections to q, k and v, and of the output, into which the converter divides a fused one."""
     names: Mapping[str, str] = field(default_factory=dict)  # own names of settings of `shared` in config.json
 

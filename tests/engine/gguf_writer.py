@@ -177,13 +177,13 @@ def _divisors(config: Any) -> Tensor:
 
 
 def _names(arch: gguf.MODEL_ARCH, layers: int) -> gguf.TensorNameMap:
-    """Return the names of tensors. The package changes its table for all architectures when it makes those of one."""
-    kept = dict(gguf.TensorNameMap.block_mappings_cfg)
-    try:
-        return gguf.get_tensor_name_map(arch, layers)
-    finally:
-        gguf.TensorNameMap.block_mappings_cfg.clear()
-        gguf.TensorNameMap.block_mappings_cfg.update(kept)
+    """Return the names of tensors, by a table of its own: the package adds the names of some architectures to that of
+    all."""
+
+    class Names(gguf.TensorNameMap):
+        block_mappings_cfg = dict(gguf.TensorNameMap.block_mappings_cfg)
+
+    return Names(arch, layers)
 
 
 def _tensors(source: Mapping[str, Tensor], config: Any, kind: str) -> dict[str, Tensor]:
