@@ -62,7 +62,7 @@ from engine.arguments import ARGUMENTS, engine_config, python_names
 from engine.beam_search import Beam, BeamParams, beam_search, with_text
 from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
-from engine.kv.layout import Layout, cpu_kv_dtype, layout, page_sizes, with_draft
+from engine.kv.layout import Layout, cpu_kv_dtype, layout, page_shape, page_sizes, with_draft
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.media.spectrogram import Samples, spectrogram_item
 from engine.metrics.reader import ENGINE, MetricValue, new_store, read
@@ -70,8 +70,9 @@ from engine.metrics.sequence import SequenceMetrics
 from engine.metrics.store import MetricStore
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.draft import with_drafts
+from engine.models.kv_scales import KNOWN, stated_format
 from engine.models.media import bidirectional_tokens
-from engine.models.parts import Model, is_bidirectional
+from engine.models.parts import LatentAttention, Model, attentions, is_bidirectional, page_writers
 from engine.models.stored import native_paths
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
@@ -80,6 +81,7 @@ from engine.worker.build import build_worker
 from engine.worker.profiler import TorchTrace
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, tiling
+from kernels.fp8 import PRODUCTS
 from kernels.jit import installed
 
 STEP_TOKENS = 512
@@ -599,6 +601,8 @@ def _kernels(device: str, dtype: str, model: Model) -> str:
 
 def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, weights: str) -> str:
     """Return the default type of the pages, as `slipway plan` resolves it."""
+    if stated := _stated_pages(checkpoint, device, kernels):
+        return stated
     if device != "cpu" or dtype != "float32" or kernels == "triton":
         return dtype
     own = checkpoint.quantization
@@ -606,6 +610,20 @@ def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, wei
     float16_scales = own is not None and own.float16_pages
     quantized = weights in load_formats("compiled") or held
     return cpu_kv_dtype(checkpoint.dtype, quantized=quantized, float16_scales=float16_scales)
+
+
+def _stated_pages(checkpoint: Checkpoint, device: str, kernels: str) -> str:
+    """Return the format that a checkpoint states for its KV cache, if these kernels have it for this model, else ""."""
+    model = checkpoint.model
+    stated = stated_format(checkpoint.path, checkpoint.config, model, checkpoint.tensors)
+    if stated not in KNOWN or any(isinstance(part, LatentAttention) for part in attentions(model)):
+        return ""
+    if stated == "fp8":
+        capable = device != "cuda" or torch.cuda.get_device_capability() >= PRODUCTS
+        return stated if kernels == "triton" and capable else ""
+    shapes = {page_shape(part)[1:] for part in (*page_writers(model), *attentions(model))}
+    divided = kernels != "triton" or all(size % 4 == 0 for _, size in shapes)
+    return stated if model.foreign is None and len(shapes) <= 1 and divided else ""
 
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:

@@ -1,10 +1,12 @@
-"""Codes and scales of blocks of ggml, read by torch on any device. Source: ggml-common.h of llama.cpp, gguf.quants.
+"""Codes and scales of blocks (kernels/ggml_layout.py), read by torch on any device. Source: ggml-common.h of llama.cpp,
+gguf.quants.
 
-    value = scale · code' + minimum,   code' = code - middle, or the table's value of the code
+    value = scale · code' + minimum,   code' = code - middle, the table's value of the code, or a number in e4m3
 
 with scale = unit · integer where a block of 256 has integers, and minimum = -unit' · integer'.
 """
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,8 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels.ggml_layout import LAYOUTS
-from kernels.plane_layout import PLANES, UNIT
+from kernels.ggml_layout import layout_of
+from kernels.plane_layout import FLOAT_TABLE, PLANES, UNIT
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,17 @@ class BlockCodes:
     """Numbers of a matrix whose blocks are complete."""
 
     codes: Tensor  # [outputs, inputs] uint8
-    scales: Tensor  # [outputs, groups, terms] uint8, int8 or float16; terms: scale, and minimum if they are apart
-    units: Tensor | None  # [outputs, units, terms] float16
+    scales: Tensor  # [outputs, groups, terms] uint8, int8, float16 or float32; terms: scale, and minimum if apart
+    units: Tensor | None  # [outputs, units, terms] float16 or float32
 
 
-def block_codes(blocks: Tensor, kind: str) -> BlockCodes:
-    """blocks: [outputs, bytes] uint8."""
-    raw = blocks.unflatten(1, (-1, LAYOUTS[kind].bytes))
+def block_codes(blocks: Tensor, kind: str, factors: Tensor | None = None) -> BlockCodes:
+    """blocks: [outputs, bytes] uint8. factors: of NVFP4, [outputs] float32."""
+    raw = blocks.unflatten(1, (-1, layout_of(kind).bytes))
     codes, scales, units = _READERS[kind](raw)
+    if factors is not None:
+        count = -(-codes.shape[1] * codes.shape[2] // UNIT)
+        units = factors.view(-1, 1, 1).expand(-1, count, 1)
     return BlockCodes(codes.flatten(1), scales.flatten(1, 2), units)
 
 
@@ -38,6 +43,8 @@ def values_of(found: BlockCodes, kind: str) -> Tensor:
     scales, minima = _terms(found, kind)
     if layout.table:
         numbers = _table(layout.table, found.codes.device)[found.codes.int()]
+    elif layout.low == 8:
+        numbers = found.codes.contiguous().view(torch.float8_e4m3fn).float()
     else:
         numbers = found.codes.float() - layout.middle
     wide = numbers.unflatten(1, (-1, layout.group)) * scales.unsqueeze(2)
@@ -47,6 +54,8 @@ def values_of(found: BlockCodes, kind: str) -> Tensor:
 @cache
 def _table(table: int, device: torch.device) -> Tensor:
     """Return the values of 16 codes. Kept, because a captured step cannot copy them to the device."""
+    if table >= FLOAT_TABLE:
+        return torch.tensor(struct.unpack("<16f", table.to_bytes(64, "little")), device=device)
     return torch.tensor([float(value) - 128 for value in table.to_bytes(16, "little")], device=device)
 
 
@@ -57,9 +66,9 @@ def _terms(found: BlockCodes, kind: str) -> tuple[Tensor, Tensor | None]:
         return power_of_two(stored[:, :, 0]), None
     if layout.nibbles:
         stored = torch.cat((stored & 15, stored >> 4), 2)
-    terms = stored.float()
+    terms = stored.contiguous().view(torch.float8_e4m3fn).float() if layout.e4m3 else stored.float()
     if found.units is not None:
-        terms = terms * found.units.float().repeat_interleave(UNIT // layout.group, 1)
+        terms = terms * found.units.float().repeat_interleave(UNIT // layout.group, 1)[:, : terms.shape[1]]
     if not layout.minima:
         return terms[:, :, 0], None
     return terms[:, :, 0], -terms[:, :, 1] if found.units is not None else terms[:, :, 1]
@@ -156,6 +165,18 @@ def _q5_1(raw: Tensor) -> Read:
     return _fields(raw[:, :, 8:], 4, 16) | _fifth(raw[:, :, 4:8]), _half_floats(raw, 0, 2).unsqueeze(2), None
 
 
+def _nvfp4(raw: Tensor) -> Read:
+    return _fields(raw[:, :, 1:], 4, 1), raw[:, :, :1].unsqueeze(3), None
+
+
+def _mxfp8(raw: Tensor) -> Read:
+    return raw[:, :, 1:], raw[:, :, :1].unsqueeze(3) + 1, None
+
+
+def _four_bits(raw: Tensor) -> Read:
+    return _fields(raw[:, :, 4:], 4, 1), raw[:, :, :4].contiguous().view(torch.float32).unsqueeze(3), None
+
+
 _READERS: dict[str, Callable[[Tensor], Read]] = {
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
@@ -168,4 +189,8 @@ _READERS: dict[str, Callable[[Tensor], Read]] = {
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
+    "NVFP4": _nvfp4,
+    "MXFP8": _mxfp8,
+    "NF4": _four_bits,
+    "FP4": _four_bits,
 }

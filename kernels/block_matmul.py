@@ -1,4 +1,4 @@
-"""y = x Wᵀ (+ b) by a weight in blocks of ggml, whose codes and scales keep their bits (kernels/plane_layout.py).
+"""y = x Wᵀ (+ b) by a weight in blocks of ggml or of floats, with the bits of their codes (kernels/plane_layout.py).
 
 Weights are rounded to the type of x when they are read (kernels/block_sum.py), so results are those of a weight that
 was dequantized to this type, and a step with few rows takes as long as reading the planes.
@@ -175,7 +175,7 @@ def _inputs(
 
 
 SHAPES = (("qkv", 4096, 6144), ("up", 4096, 28672), ("down", 14336, 4096))
-SHORT = ("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")  # types with blocks of 32
+SHORT = ("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "MXFP8")  # types with blocks of 32
 
 BLOCK_MATMUL = Op(
     name="block_matmul",
@@ -188,6 +188,8 @@ BLOCK_MATMUL = Op(
             for kind in PLANES
         ),
         Case("short", {"rows": 2, "inputs": 109, "outputs": 9, "kind": "MXFP4"}),
+        Case("short-16", {"rows": 2, "inputs": 150, "outputs": 9, "kind": "NVFP4"}),
+        Case("short-bytes", {"rows": 2, "inputs": 77, "outputs": 9, "kind": "MXFP8", "bias": True}),
         Case("short-high", {"rows": 2, "inputs": 173, "outputs": 9, "kind": "Q5_1"}),
         Case("tiles", {"rows": 66, "inputs": 512, "outputs": 70, "bias": True}),
         Case("tiles-16", {"rows": 18, "inputs": 512, "outputs": 66, "kind": "Q6_K", "bias": True}),

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kernels.e4m3 import from_codes
 from kernels.jit import jit, tl
 from kernels.plane_layout import PLANES
 from kernels.tuning import LARGE_TILES, shared_memory
@@ -26,7 +27,7 @@ def kind_constants(kind: str) -> dict[str, Any]:
         "GROUP": layout.group,
         "TERMS": layout.terms,
         "NIBBLES": layout.nibbles,
-        "POWER": layout.power,
+        "POWER": 2 if layout.e4m3 else int(layout.power),
         "UNITS": layout.units,
     }
 
@@ -50,6 +51,29 @@ def looked_up(codes, TABLE: tl.constexpr):
 
 
 @jit
+def chosen(taken, TABLE: tl.constexpr, PLACE: tl.constexpr):
+    """Return the bits of the number after PLACE of a table of float32 where `taken`, else those of number PLACE."""
+    WORD: tl.constexpr = 0xFFFFFFFF
+    return tl.where(
+        taken,
+        tl.full((1, 1), (TABLE >> (32 * PLACE + 32)) & WORD, tl.uint32),
+        tl.full((1, 1), (TABLE >> (32 * PLACE)) & WORD, tl.uint32),
+    )
+
+
+@jit
+def looked_up_float(codes, TABLE: tl.constexpr):
+    """codes: 4 bits → float32 numbers of a table, whose bits TABLE has: a choice for each bit of the code."""
+    bit0, bit1, bit2 = (codes & 1) > 0, (codes & 2) > 0, (codes & 4) > 0
+    first = tl.where(bit1, chosen(bit0, TABLE, 2), chosen(bit0, TABLE, 0))
+    second = tl.where(bit1, chosen(bit0, TABLE, 6), chosen(bit0, TABLE, 4))
+    third = tl.where(bit1, chosen(bit0, TABLE, 10), chosen(bit0, TABLE, 8))
+    fourth = tl.where(bit1, chosen(bit0, TABLE, 14), chosen(bit0, TABLE, 12))
+    low, high = tl.where(bit2, second, first), tl.where(bit2, fourth, third)
+    return tl.where((codes & 8) > 0, high, low).to(tl.float32, bitcast=True)
+
+
+@jit
 def exact_float(codes, MIDDLE: tl.constexpr):
     """codes: integers of at most 8 bits → code - MIDDLE in float32, by the mantissa of a float whose last place is
     1."""
@@ -58,8 +82,10 @@ def exact_float(codes, MIDDLE: tl.constexpr):
 
 @jit
 def stored_scale(stored, POWER: tl.constexpr):
-    """Return scales in float32. POWER: bytes e of 2^(e - 128)."""
-    if POWER:
+    """Return scales in float32. POWER: 1 for bytes e of 2^(e - 128), 2 for bytes in e4m3, 0 for numbers."""
+    if POWER == 2:
+        found = from_codes(stored, tl.float32)
+    elif POWER == 1:
         e = stored.to(tl.int32)
         found = tl.where(e < 2, (e + 1) << 21, (e - 1) << 23).to(tl.float32, bitcast=True)
     else:
@@ -143,6 +169,7 @@ def block_sum(
     first bytes of the outputs in the planes, [TILE, 1]; right: to the first inputs of the rows, [1, COLUMNS]; scales,
     units: to those of the matrix. dtype: of x."""
     GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
+    FLOAT_TABLE: tl.constexpr = 1 << 128  # kernels/plane_layout.py
     MINIMA: tl.constexpr = NIBBLES or TERMS == 2
     at, zero = tl.arange(0, 32), output * 0  # masks are compared by output
     inputs = right + at[:, None]
@@ -157,7 +184,9 @@ def block_sum(
             if UNITS == 2:
                 unit_minimum = tl.load(place + OUTPUTS, keep, 0.0).to(tl.float32)
         bytes_low = low + step * (16 * LOW) + at[None, :]
-        first = tl.load(bytes_low, keep[:, None], 0)
+        first = zero[:, None]
+        if LOW < 8:
+            first = tl.load(bytes_low, keep[:, None], 0)
         second = first
         if LOW == 4:
             second = tl.load(bytes_low + 32, (keep & (zero + k + 64 < INPUTS))[:, None], 0)
@@ -170,8 +199,15 @@ def block_sum(
             )
         for part in tl.static_range(4):
             i = k + part * 32
-            codes = part_codes(first, second, further, part, LOW, HIGH)
-            if TABLE > 0:
+            if LOW == 8:
+                codes = tl.load(bytes_low + part * 32, (keep & (zero + i < INPUTS))[:, None], 0)
+            else:
+                codes = part_codes(first, second, further, part, LOW, HIGH)
+            if LOW == 8:
+                number = from_codes(codes, tl.float32)
+            elif TABLE >= FLOAT_TABLE:
+                number = looked_up_float(codes, TABLE)
+            elif TABLE > 0:
                 number = exact_float(looked_up(codes, TABLE), 128)
             else:
                 number = exact_float(codes, MIDDLE)

@@ -1,4 +1,4 @@
-"""Weights in blocks of ggml on a GPU (kernels/block_matmul.py), and matrices of several packed weights."""
+"""Weights in blocks on a GPU (kernels/block_matmul.py), and matrices of several packed weights."""
 
 from dataclasses import dataclass, replace
 
@@ -88,4 +88,6 @@ class SegmentedWeight:
 
 def pack_blocks(weight: BlockWeight, device: torch.device) -> PlaneWeight:
     """Divide a weight into planes on a device."""
-    return PlaneWeight(to_planes(weight.blocks.to(device), weight.kind, weight.inputs), weight.kind, weight.inputs)
+    factors = None if weight.factors is None else weight.factors.to(device)
+    planes = to_planes(weight.blocks.to(device), weight.kind, weight.inputs, factors)
+    return PlaneWeight(planes, weight.kind, weight.inputs)

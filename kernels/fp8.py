@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.e4m3 import GROUP, LARGEST, MIN_AMAX, Rounded, Rounding, to_e4m3
 from kernels.experts.fp8_matmul import FP8_EXPERT_MATMUL
 from kernels.fp8_matmul import FP8_MATMUL, library_product
-from kernels.quantisation import ROWS_AT_ONCE
+from kernels.quantisation import row_parts
 from kernels.quantize_rows import QUANTIZE_ROWS
 
 PRODUCTS = (8, 9)  # first compute capability of NVIDIA GPUs that multiplies e4m3
@@ -143,8 +143,7 @@ def to_fp8(weight: Tensor) -> Fp8Weight:
     """Round a weight, [outputs, inputs] of any floating type, with a scale for each output."""
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     scales = torch.empty((len(weight), 1), device=weight.device)
-    for at in range(0, len(weight), ROWS_AT_ONCE):
-        part = slice(at, at + ROWS_AT_ONCE)
+    for part in row_parts(weight):
         wide = weight[part].float()
         scales[part] = wide.abs().amax(1, keepdim=True).clamp_(min=MIN_AMAX) / LARGEST
         values[part] = to_e4m3(wide / scales[part])

@@ -1,13 +1,14 @@
-"""Weights in blocks (kernels/ggml_layout.py): of ggml as a file has them, and INT6, which is quantized at load."""
+"""Weights in blocks (kernels/ggml_layout.py): of ggml as a file has them, of floats, and INT6, quantized at load."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.block_codes import block_codes, values_of
-from kernels.ggml_layout import LAYOUTS
-from kernels.quantisation import ROWS_AT_ONCE, search_scales
+from kernels.ggml_layout import LAYOUTS, layout_of
+from kernels.quantisation import row_parts, search_scales
 
 MIDDLE6 = 32  # the code of 0 in INT6
 # Integers to which the weight farthest from 0 is scaled in INT6.
@@ -21,18 +22,27 @@ class BlockWeight:
     blocks: Tensor  # [outputs, bytes] uint8
     kind: str
     inputs: int
+    factors: Tensor | None = None  # of NVFP4, [outputs] float32
 
     def restored(self) -> Tensor:
         """Return the values, [outputs, inputs] float32."""
         if self.kind == "INT6":
             return _restored_int6(self.blocks)[:, : self.inputs]
-        return values_of(block_codes(self.blocks, self.kind), self.kind)[:, : self.inputs]
+        return values_of(block_codes(self.blocks, self.kind, self.factors), self.kind)[:, : self.inputs]
 
     def cut(self, rows: slice, first: int, count: int) -> "BlockWeight":
         """Return some outputs and `count` inputs from `first` on, which begins a block."""
-        layout = LAYOUTS[self.kind]
+        layout = layout_of(self.kind)
         begin, end = first // layout.inputs, -(-(first + count) // layout.inputs)
-        return BlockWeight(self.blocks[rows, begin * layout.bytes : end * layout.bytes], self.kind, count)
+        factors = None if self.factors is None else self.factors[rows]
+        return BlockWeight(self.blocks[rows, begin * layout.bytes : end * layout.bytes], self.kind, count, factors)
+
+    @staticmethod
+    def joined(parts: "Sequence[BlockWeight]") -> "BlockWeight":
+        """Return the outputs of matrices of one kind, one after another."""
+        factors = [part.factors for part in parts if part.factors is not None]
+        blocks = torch.cat([part.blocks for part in parts])
+        return BlockWeight(blocks, parts[0].kind, parts[0].inputs, torch.cat(factors) if factors else None)
 
 
 def to_int6(weight: Tensor) -> BlockWeight:
@@ -41,8 +51,7 @@ def to_int6(weight: Tensor) -> BlockWeight:
     layout = LAYOUTS["INT6"]
     padded = torch.nn.functional.pad(weight, (0, -inputs % layout.inputs))
     blocks = torch.empty((outputs, padded.shape[1] // layout.inputs, layout.bytes), dtype=torch.uint8)
-    for at in range(0, outputs, ROWS_AT_ONCE):
-        part = slice(at, at + ROWS_AT_ONCE)
+    for part in row_parts(weight):
         groups = padded[part].float().unflatten(1, (-1, layout.inputs))
         values, scales = search_scales(groups, FARTHEST6, -MIDDLE6, MIDDLE6 - 1)
         codes = (values + MIDDLE6).to(torch.uint8)

@@ -1,9 +1,16 @@
-"""Blocks of ggml, and of INT6, that compiled kernels multiply by in their own format. Imports no torch, because plans
-count their bytes. A block has `inputs` numbers of one output in `bytes` bytes. Source: ggml-common.h of llama.cpp.
+"""Blocks of ggml, and of INT6, that compiled kernels multiply by in their own format; and blocks that only kernels of a
+GPU do (kernels/plane_layout.py). Imports no torch, because plans count their bytes. A block has `inputs` numbers of one
+output in `bytes` bytes. Source: ggml-common.h of llama.cpp.
 
 INT6 is Slipway's own format for matrices that are quantized at load: 64 numbers, scale · (code - 32). Bytes of a block:
 32 with the low 4 bits of codes i (low half) and 32 + i (high half), 16 with the high 2 bits of codes i, 16 + i, 32 + i
 and 48 + i, and a float16 scale.
+
+Bytes of a block that only a GPU multiplies by; the first of two codes in a byte is in the low half:
+
+NVFP4     a scale in e4m3, 8 with codes of e2m1. Beside the blocks, each output has a factor
+MXFP8     a scale e: 2^(e - 127), 32 in e4m3
+NF4, FP4  a scale in float32, 32 with codes of bitsandbytes
 """
 
 from typing import NamedTuple
@@ -45,7 +52,19 @@ LAYOUTS = {
 }
 
 
+GPU_LAYOUTS = {
+    "NVFP4": BlockLayout(16, 9, 4),
+    "MXFP8": BlockLayout(32, 33, 8),
+    "NF4": BlockLayout(64, 36, 4),
+    "FP4": BlockLayout(64, 36, 4),
+}
+
+
+def layout_of(kind: str) -> BlockLayout:
+    return LAYOUTS[kind] if kind in LAYOUTS else GPU_LAYOUTS[kind]
+
+
 def row_bytes(kind: str, inputs: int) -> int:
     """Return the bytes of the blocks of one output. The last block may be incomplete."""
-    layout = LAYOUTS[kind]
+    layout = layout_of(kind)
     return -(-inputs // layout.inputs) * layout.bytes

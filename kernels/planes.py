@@ -1,4 +1,4 @@
-"""Weights in planes: packed from blocks of ggml, and restored. kernels/plane_layout.py has the layout."""
+"""Weights in planes: packed from blocks, and restored. kernels/plane_layout.py has the layout."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,8 +17,8 @@ class Planes(NamedTuple):
 
     low: Tensor  # [outputs, bytes] uint8
     high: Tensor | None  # [outputs, bytes] uint8
-    scales: Tensor  # [groups, terms, outputs] uint8, int8 or float16
-    units: Tensor | None  # [units, terms, outputs] float16
+    scales: Tensor  # [groups, terms, outputs] uint8, int8, float16 or float32
+    units: Tensor | None  # [units, terms, outputs] float16 or float32
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Planes":
         """Return the results of a function for each plane."""
@@ -31,9 +31,10 @@ class Planes(NamedTuple):
         )
 
 
-def to_planes(blocks: Tensor, kind: str, inputs: int) -> Planes:
-    """blocks: [outputs, bytes] uint8, as in a file. The last block may have more numbers than there are inputs."""
-    layout, found = PLANES[kind], block_codes(blocks, kind)
+def to_planes(blocks: Tensor, kind: str, inputs: int, factors: Tensor | None = None) -> Planes:
+    """blocks: [outputs, bytes] uint8, as in a file. The last block may have more numbers than there are inputs.
+    factors: of NVFP4, [outputs] float32."""
+    layout, found = PLANES[kind], block_codes(blocks, kind, factors)
     codes, groups = found.codes[:, :inputs], num_groups(kind, inputs)
     return Planes(
         _pack(codes, layout.low, 32),
@@ -97,11 +98,17 @@ def drawn_planes(make: Make, kind: str, outputs: int, inputs: int, experts: tupl
     """Draw planes whose products have a size of about 1."""
     layout = PLANES[kind]
     shapes = [(*experts, *shape) for shape in plane_shapes(kind, outputs, inputs)]
-    low = make.integers(0, 256, *shapes[0], dtype=torch.uint8)
+    low = make.integers(0, 120 if layout.low == 8 else 256, *shapes[0], dtype=torch.uint8)  # no NaN of e4m3
     high = make.integers(0, 256, *shapes[1], dtype=torch.uint8) if layout.high else None
     size = inputs**-0.5 / (1 << layout.low + layout.high - 1)
     if layout.power:
-        return Planes(low, high, make.integers(119, 124, *shapes[2], dtype=torch.uint8), None)
+        least = 112 if layout.low == 8 else 119
+        return Planes(low, high, make.integers(least, least + 5, *shapes[2], dtype=torch.uint8), None)
+    if layout.e4m3:
+        units = make.normal(*shapes[3], dtype=torch.float32).mul_(size / 8)
+        return Planes(low, high, make.integers(40, 64, *shapes[2], dtype=torch.uint8), units)
+    if layout.scale_bytes == 4:
+        return Planes(low, high, make.normal(*shapes[2], dtype=torch.float32).mul_(inputs**-0.5), None)
     if not layout.units:
         scales = make.normal(*shapes[2], dtype=torch.float32).mul_(size / 8 if layout.table else size)
         return Planes(low, high, scales.to(torch.float16), None)

@@ -9,7 +9,7 @@ one scale per row would cost a language model 1 % of perplexity or more, and one
 float.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 # refinement.
 FARTHEST = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0, 7.5, 8.0, 8.5, 6.5)
 ROWS_AT_ONCE = 4096
+CACHED = 1 << 18  # numbers that are quantized at once on a CPU; their float32 intermediate values stay in its caches
 SMALL_BLOCK, LARGE_BLOCK = 32, 64  # activations with one scale
 MOST_OUTLIERS = 2  # activations of a block that stay in float
 
@@ -68,6 +69,15 @@ def _in_order(columns: Tensor, order: Tensor | None) -> Tensor:
     return inputs
 
 
+def row_parts(weight: Tensor) -> Iterator[slice]:
+    """Yield the rows of a matrix that are quantized at once."""
+    rows = ROWS_AT_ONCE
+    if weight.device.type == "cpu":
+        rows = max(1, min(rows, CACHED // max(1, weight.shape[1])))
+    for at in range(0, len(weight), rows):
+        yield slice(at, at + rows)
+
+
 def to_int8(weight: Tensor, group: int) -> Int8Weight:
     """Quantize a weight, [outputs, inputs] of any floating type. Scales are bfloat16, which has the range of float32.
     The integers are computed from the rounded scales, so their rounding costs no accuracy."""
@@ -75,8 +85,7 @@ def to_int8(weight: Tensor, group: int) -> Int8Weight:
     padded = torch.nn.functional.pad(weight, (0, -inputs % group)) if inputs % group else weight
     values = torch.empty((outputs, inputs), dtype=torch.int8, device=weight.device)
     scales = torch.empty((outputs, padded.shape[1] // group), dtype=torch.bfloat16, device=weight.device)
-    for at in range(0, outputs, ROWS_AT_ONCE):
-        part = slice(at, at + ROWS_AT_ONCE)
+    for part in row_parts(weight):
         groups = padded[part].float().unflatten(1, (-1, group))
         scales[part] = groups.abs().amax(2) / 127
         wide = scales[part].float().unsqueeze(2)
@@ -92,8 +101,7 @@ def to_int4(weight: Tensor, group: int) -> Int4Weight:
     padded = torch.nn.functional.pad(weight, (0, -inputs % group)) if inputs % group else weight
     values = torch.empty((outputs, inputs), dtype=torch.uint8, device=weight.device)
     scales = torch.empty((outputs, padded.shape[1] // group), dtype=torch.float16, device=weight.device)
-    for at in range(0, outputs, ROWS_AT_ONCE):
-        part = slice(at, at + ROWS_AT_ONCE)
+    for part in row_parts(weight):
         found, scales[part] = search_scales(padded[part].float().unflatten(1, (-1, group)), FARTHEST, -8, 7)
         values[part] = (found + 8).to(torch.uint8).flatten(1)[:, :inputs]
     return Int4Weight(values, scales, None, group)

@@ -11,6 +11,7 @@ from engine.lowering.adapters import adapter_groups
 from engine.lowering.lower import lower
 from engine.lowering.measures import torch_parts
 from engine.models.checkpoint import Checkpoint
+from engine.models.kv_scales import stated_format
 from engine.models.parts import (
     MLP,
     Attention,
@@ -56,6 +57,7 @@ class ModelFacts:
     quantized: str = ""  # the quantization as text; "" without one
     quantizable: bool = False  # True if quantization.weights may quantize the matrices that are dequantized
     float16_pages: bool = False  # True if the scales of the weights suggest a float16 KV cache on a CPU
+    kv_format: str = ""  # number format of the KV cache for which the checkpoint was made; "" without one
     held: bool = False  # True if compiled kernels multiply by the checkpoint's integer weights directly
     restored: int = 0  # number of quantized matrices that compiled kernels must dequantize
     whole: tuple[int, ...] = ()  # rank counts that split the integer weights only between quantization groups
@@ -103,6 +105,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         quantized=str(own) if is_quantized else "",
         quantizable=own is not None and own.quantizable,
         float16_pages=own is not None and own.float16_pages,
+        kv_format=stated_format(checkpoint.path, checkpoint.config, model, checkpoint.tensors),
         held=bool(held),
         restored=_restored(checkpoint, held),
         whole=tensor_sizes(model, own, "compiled") if held else (),

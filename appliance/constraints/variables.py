@@ -1,15 +1,19 @@
 """Variables of the constraints in the order of resolution: possible values of each, and the values of `auto`."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from appliance.constraints import ranks
 from appliance.constraints.kernels import BF16_CAPABILITY, RULES
+from appliance.constraints.pages import RULES as PAGE_RULES
 from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_compiled
 from appliance.constraints.speculation import draft_method_why, draft_methods
 from appliance.constraints.weights import INTEGERS
+from engine.api.config import KVDtype
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import cpu_kv_dtype
+from engine.models.kv_scales import KNOWN
 
 # Attention of 4 rows over 2,048 tokens (16 query heads of size 128, 8 KV heads, float16 cache, one thread, AVX-512)
 # takes 4.1 ms with blocks of 16 tokens and 4.4 to 4.7 ms with 32 to 128. It takes 8.5 ms with 24 and 12.1 ms with 8,
@@ -82,14 +86,40 @@ def _graphs_why(view: View) -> str:
 
 
 def _pages(view: View) -> tuple[str, ...]:
+    """Return the format that the checkpoint states, if the kernels may have it, then the format by kernels."""
+    stated = view.facts.model.kv_format
+    return (stated, _usual_pages(view)) if stated in KNOWN and not _pages_problem(view) else (_usual_pages(view),)
+
+
+def _pages_problem(view: View) -> str:
+    """Return why pages cannot have the format that the checkpoint states, or ""."""
+    stated = view.facts.model.kv_format
+    if stated not in KNOWN:
+        return f"a KV cache in {stated} is not supported"
+    asked = replace(view, kv_cache=cast(KVDtype, stated))
+    known = {"kernels", "kv_cache"}
+    broken = (rule for rule in PAGE_RULES if "kv_cache" in rule.keys and {*rule.keys} <= known)
+    return next((rule.text for rule in broken if not rule.holds(asked)), "")
+
+
+def _usual_pages(view: View) -> str:
     model = view.facts.model
     if view.device != "cpu" or view.dtype != "float32" or view.kernels == TRITON:
-        return (view.dtype,)
+        return view.dtype
     quantized = view.weights in INTEGERS or (is_compiled(view.kernels) and model.held)
-    return (cpu_kv_dtype(model.dtype, quantized=quantized, float16_scales=model.float16_pages),)
+    return cpu_kv_dtype(model.dtype, quantized=quantized, float16_scales=model.float16_pages)
 
 
 def _pages_why(view: View) -> str:
+    stated = view.facts.model.kv_format
+    if not stated:
+        return _usual_pages_why(view)
+    if view.kv_cache == stated:
+        return "the format that the checkpoint states for its KV cache"
+    return f"{_usual_pages_why(view)}; not {stated}, which the checkpoint states: {_pages_problem(view)}"
+
+
+def _usual_pages_why(view: View) -> str:
     """The change of the perplexity is that of SmolLM2-135M-Instruct (docs/performance.md)."""
     model = view.facts.model
     if view.kv_cache == view.dtype:
@@ -196,8 +226,10 @@ VARIABLES = (
         values=_always("float32", "bfloat16", "float16", "int8", "int4", "fp8"),
         auto=_pages,
         why=_pages_why,
-        prefers="on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside weights of 4 to 8 bits "
-        "that a CPU's kernels multiply by; on a GPU, and beside other activations than float32, the activations' type",
+        prefers="the format that the checkpoint states for its KV cache, if the kernels have it (`fp8` with Triton "
+        "kernels, `int8`); else on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside weights "
+        "of 4 to 8 bits that a CPU's kernels multiply by; on a GPU, and beside other activations than float32, the "
+        "activations' type",
         reads=("device", "dtype", "weights", "kernels"),
     ),
     Variable(

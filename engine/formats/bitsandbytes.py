@@ -5,6 +5,9 @@
         nested_quant_map[byte] · nested_absmax of its block + nested_offset.
 8 bits  w = q · SCB / 127
 
+Triton kernels multiply by the codes of 4 bits, by blocks of 64 inputs of an output; compiled kernels do not, because
+the numbers of the codes are no whole numbers.
+
 Projections without the tensors of the format are plain: loaders skip layers that no list names. Source: bitsandbytes
 0.50, functional.QuantState and nn.Linear8bitLt; transformers integrations/bitsandbytes.py.
 """
@@ -13,14 +16,18 @@ import json
 import math
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from engine.formats.format import Format, Method, Settings, Stored, StoredMatrix, one_of, refuse, words
 from engine.formats.integers import signed
-from engine.formats.native import Groups
+from engine.formats.native import Executor, GgmlBlocks, Groups, Native
+from kernels.ggml_layout import layout_of
+from kernels.plane_layout import FP4, NF4
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kernels.ggml_blocks import BlockWeight
 
 BLOCK, NESTED_BLOCK = 64, 256  # the library's defaults
 BYTES = ("U8", "I8", "BF16", "F16", "F32")  # types in which `bnb_4bit_quant_storage` may store the bytes
@@ -53,19 +60,55 @@ class FourBits(Format):
             found["weight.nested_quant_map"] = Stored((256,), ("F32",))
         return found
 
+    def on(self, executor: Executor) -> Native | None:
+        own = GgmlBlocks(self.kind.upper())
+        return own if own.roles(executor) else None
+
+    def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
+        """Raises CheckpointError for blocks that cross rows, and for other numbers of the codes than usual."""
+        import torch
+
+        from kernels.ggml_blocks import BlockWeight
+
+        kind, inputs = self.kind.upper(), layout_of(self.kind.upper()).inputs
+        scales, size = self._scales(matrix)
+        if matrix.inputs % size or size % inputs:
+            self._refuse(matrix, f"has blocks of {size} numbers and {matrix.inputs} inputs")
+        if matrix.read("weight.quant_map").tolist() != torch.tensor(NF4 if self.kind == "nf4" else FP4).tolist():
+            self._refuse(matrix, f"has other numbers than those of {self.kind} in quant_map")
+        raw = self._octets(matrix)
+        turned = (raw << 4 | raw >> 4).view(matrix.rows, -1, inputs // 2)
+        each = scales.repeat_interleave(size // inputs).view(matrix.rows, -1, 1)
+        blocks = torch.cat((each.float().contiguous().view(torch.uint8), turned), 2)
+        return BlockWeight(blocks.flatten(1), kind, matrix.inputs)
+
     def dequantize(self, matrix: StoredMatrix) -> "Tensor":
         import torch
 
-        state, count = self._read_state(matrix), matrix.rows * matrix.inputs
-        raw = matrix.read("weight").contiguous().view(torch.uint8).flatten()
+        count, raw = matrix.rows * matrix.inputs, self._octets(matrix)
         codes = torch.stack((raw >> 4, raw & 15), 1).flatten()[:count]
         values = matrix.read("weight.quant_map")[codes.int()]
-        scales = matrix.read("weight.absmax").flatten()
+        scales, size = self._scales(matrix)
+        return (values * _blocks(matrix, "absmax", scales, size, count)).view(matrix.rows, matrix.inputs)
+
+    def _octets(self, matrix: StoredMatrix) -> "Tensor":
+        import torch
+
+        return matrix.read("weight").contiguous().view(torch.uint8).flatten()
+
+    def _scales(self, matrix: StoredMatrix) -> "tuple[Tensor, int]":
+        """Return the scales of the blocks, and the size of a block."""
+        state, scales = self._read_state(matrix), matrix.read("weight.absmax").flatten()
         if self.nested:
             wide = _spread(matrix, "nested_absmax", state["nested_blocksize"], len(scales))
             table = matrix.read("weight.nested_quant_map")
             scales = table[scales.int()] * wide + state["nested_offset"]
-        return (values * _blocks(matrix, "absmax", scales, state["blocksize"], count)).view(matrix.rows, matrix.inputs)
+        return scales, state["blocksize"]
+
+    def _refuse(self, matrix: StoredMatrix, what: str) -> NoReturn:
+        raise matrix.error(
+            f"{matrix.path} {what}, by which Triton kernels do not multiply; set hardware.kernels to torch"
+        )
 
     @property
     def _state(self) -> str:
@@ -141,7 +184,11 @@ METHOD = Method(
     format=_format,
     advice="bitsandbytes",
     table=(
-        ("bitsandbytes, `load_in_4bit`", "nf4 and fp4, also with double quantization", "dequantized"),
+        (
+            "bitsandbytes, `load_in_4bit`",
+            "nf4 and fp4, also with double quantization",
+            "4 bits on GPUs; on a CPU dequantized",
+        ),
         ("bitsandbytes, `load_in_8bit`", "8 bits per output; activations as with all integers", "8 bits"),
     ),
 )

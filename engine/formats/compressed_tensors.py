@@ -297,7 +297,11 @@ METHOD = Method(
             "fp8",
         ),
         ("compressed-tensors, float-quantized", "scales per group; blocks of other sizes", "dequantized"),
-        ("compressed-tensors, nvfp4-pack-quantized, mxfp8-quantized", "activations unquantized", "dequantized"),
+        (
+            "compressed-tensors, nvfp4-pack-quantized, mxfp8-quantized",
+            "activations unquantized",
+            "its own blocks on GPUs; on a CPU dequantized",
+        ),
         (
             "compressed-tensors, mxfp4-pack-quantized",
             "activations unquantized",

@@ -4,11 +4,13 @@ e4m3, e5m2  one byte. Source: OCP 8-bit Floating Point Specification (OFP8) 1.0
 e2m1        two per byte, the low half first; twice a number is an integer. Source: OCP Microscaling Formats (MX) 1.0
 
 Scales are float numbers, e4m3, or powers of two (e8m0: 2^(byte - 127), 255 is NaN). MXFP4 and MXFP8 have e8m0 for each
-output and 32 inputs; NVFP4 has e4m3 for 16 inputs and a float32 number for the matrix. Compiled and Triton
-kernels multiply by MXFP4 as it is; all other kinds are dequantized.
+output and 32 inputs; NVFP4 has e4m3 for 16 inputs and a float32 number for the matrix. Triton kernels multiply by
+these three as they are, compiled kernels by MXFP4, because the others have no product of whole numbers with one scale
+for 32 inputs. All other kinds are dequantized.
 """
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from engine.formats.format import SCALES, Format, Stored, StoredMatrix, words
@@ -27,6 +29,11 @@ NUMBER_TYPES: dict[Number, tuple[str, ...]] = {"e4m3": ("F8_E4M3",), "e5m2": ("F
 SCALE_TYPES: dict[Scale, tuple[str, ...]] = {"float": SCALES, "e4m3": ("F8_E4M3",), "e8m0": ("U8", "F8_E8M0")}
 DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the number of each e2m1 code
 MX_BLOCKS = GgmlBlocks("MXFP4")
+_KINDS: dict[tuple[str, tuple[int | None, int | None], str], str] = {
+    ("e2m1", (1, MX_GROUP), "e8m0"): "MXFP4",
+    ("e4m3", (1, MX_GROUP), "e8m0"): "MXFP8",
+    ("e2m1", (1, NV_GROUP), "e4m3"): "NVFP4",
+}
 NOT_A_NUMBER = 255  # e8m0 of NaN
 
 
@@ -65,10 +72,21 @@ class Floats(Format):
             found[self.input_factor] = Stored((inputs,), SCALES, optional=True)
         return found | {name: Stored((1,), SCALES, optional=True) for name in self.unread}
 
+    def named(self, path: str, tensors: Container[str]) -> Format | None:
+        lacks = self.input_factor and f"{path}.{self.input_factor}" not in tensors
+        return replace(self, input_factor="") if lacks else self
+
     def on(self, executor: Executor) -> Native | None:
-        return MX_BLOCKS if self.native is not None and MX_BLOCKS.roles(executor) else super().on(executor)
+        own = GgmlBlocks(self._kind) if self._kind else None
+        return own if own is not None and own.roles(executor) else super().on(executor)
 
     def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
+        match self._kind:
+            case "MXFP8":
+                return _mxfp8_blocks(matrix, self.matrix, self.names[0])
+            case "NVFP4":
+                whole = matrix.read(self.names[1]).float()
+                return _nvfp4_blocks(matrix, self.matrix, self.names[0], 1 / whole if self.divides else whole)
         return mx_blocks(matrix, self.matrix, self.names[0])
 
     def unpack(self, matrix: StoredMatrix) -> Any:
@@ -90,6 +108,11 @@ class Floats(Format):
         if self.input_factor and matrix.has(self.input_factor):
             values *= matrix.read(self.input_factor).float()
         return values
+
+    @property
+    def _kind(self) -> str:
+        """Type of the blocks that kernels multiply by, or ""."""
+        return "" if self.input_factor else _KINDS.get((self.number, self.block, self.scales), "")
 
     @property
     def _per_byte(self) -> int:
@@ -131,6 +154,30 @@ def mx_blocks(matrix: StoredMatrix, numbers: str, scales: str) -> "BlockWeight":
     halves = codes[:, :, : MX_GROUP // 2] | codes[:, :, MX_GROUP // 2 :] << 4
     blocks = torch.cat((matrix.read(scales).view(torch.uint8).unsqueeze(2), halves), 2)
     return BlockWeight(blocks.flatten(1), MX_BLOCKS.type, matrix.inputs)
+
+
+def _mxfp8_blocks(matrix: StoredMatrix, numbers: str, scales: str) -> "BlockWeight":
+    """Return MXFP8 in blocks (kernels/ggml_layout.py). Raises CheckpointError for NaN."""
+    power_of_two(matrix, scales)
+    return _side_by_side(matrix, "MXFP8", matrix.read(numbers), matrix.read(scales), MX_GROUP)
+
+
+def _nvfp4_blocks(matrix: StoredMatrix, numbers: str, scales: str, whole: "Tensor") -> "BlockWeight":
+    """Return NVFP4 in blocks (kernels/ggml_layout.py), whose table has doubled numbers. whole: factor of the matrix."""
+    made = _side_by_side(matrix, "NVFP4", matrix.read(numbers), matrix.read(scales), NV_GROUP // 2)
+    return replace(made, factors=(whole.view(1) / 2).repeat(matrix.rows))
+
+
+def _side_by_side(matrix: StoredMatrix, kind: str, raw: "Tensor", scales: "Tensor", size: int) -> "BlockWeight":
+    """Return blocks of a scale and `size` bytes."""
+    import torch
+
+    from kernels.ggml_blocks import BlockWeight
+
+    octets = raw.view(torch.uint8)
+    octets = torch.nn.functional.pad(octets, (0, -octets.shape[1] % size)).reshape(len(octets), -1, size)
+    blocks = torch.cat((scales.view(torch.uint8).unsqueeze(2), octets), 2)
+    return BlockWeight(blocks.flatten(1), kind, matrix.inputs)
 
 
 def power_of_two(matrix: StoredMatrix, name: str) -> "Tensor":

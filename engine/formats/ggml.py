@@ -19,7 +19,6 @@ number of heads of such a matrix.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from engine.formats.floats import DOUBLED
 from engine.formats.format import PLAIN, Format, Stored, StoredMatrix
 from engine.formats.native import Executor, GgmlBlocks, Groups, Native
 from kernels.ggml_layout import LAYOUTS
@@ -150,37 +149,6 @@ class Q8_0(IntegerBlocks):
         return raw[:, :, 2:].contiguous().view(torch.int8), _half_float(raw)
 
 
-class Q5_0(IntegerBlocks):
-    """The fifth bit of each number is a bit of a word before the halves. The zero point is 16."""
-
-    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
-        import torch
-
-        bits = torch.stack([raw[:, :, 2:6] >> at & 1 for at in range(8)], 3).flatten(2)
-        return (_halves(raw[:, :, 6:]) | bits << 4).to(torch.int8) - 16, _half_float(raw)
-
-
-class Iq4Nl(IntegerBlocks):
-    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
-        return _looked_up(_halves(raw[:, :, 2:]), NONLINEAR), _half_float(raw)
-
-
-class Iq4Xs(IntegerBlocks):
-    """A float16 scale, and an integer of 6 bits for each 32 numbers: 2 high bits of all of them, then 4 low bits."""
-
-    size: ClassVar[int] = 256
-    scale_type: ClassVar[str] = "F32"
-
-    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
-        import torch
-
-        high = torch.stack([raw[:, :, 2:4] >> at & 3 for at in range(0, 8, 2)], 3).flatten(2)
-        low = torch.stack((raw[:, :, 4:8] & 15, raw[:, :, 4:8] >> 4), 3).flatten(2)
-        factors = (low | high << 4).float() - 32
-        halves = _halves(raw[:, :, 8:].view(*raw.shape[:2], -1, BLOCK // 2)).flatten(2)
-        return _looked_up(halves, NONLINEAR), _half_float(raw).float() * factors
-
-
 class Q8K(IntegerBlocks):
     """A float32 scale, 256 integers, and their sums, which are not needed."""
 
@@ -191,16 +159,6 @@ class Q8K(IntegerBlocks):
         import torch
 
         return raw[:, :, 4:260].contiguous().view(torch.int8), raw[:, :, :4].contiguous().view(torch.float32)
-
-
-class Mxfp4Blocks(IntegerBlocks):
-    scale_type: ClassVar[str] = "BF16"
-
-    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
-        import torch
-
-        scales = raw[:, :, :1].contiguous().view(torch.float8_e8m0fnu).to(torch.bfloat16) / 2
-        return _looked_up(_halves(raw[:, :, 1:]), DOUBLED), scales
 
 
 def _restored(matrix: StoredMatrix, suffix: str, inputs: int) -> "Tensor":
@@ -236,21 +194,10 @@ def _halves(raw: "Tensor") -> "Tensor":
     return torch.cat((raw & 15, raw >> 4), -1)
 
 
-def _looked_up(codes: "Tensor", table: tuple[int, ...]) -> "Tensor":
-    import torch
-
-    return torch.tensor(table, dtype=torch.int8)[codes.int()]
-
-
-NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # kvalues_iq4nl of ggml
 INTEGERS: dict[str, tuple[type[IntegerBlocks], Groups]] = {
     "Q4_0": (Q4_0, Groups(4, BLOCK)),
-    "Q5_0": (Q5_0, Groups(8, BLOCK)),
     "Q8_0": (Q8_0, Groups(8, BLOCK)),
     "Q8_K": (Q8K, Groups(8, 256)),
-    "IQ4_NL": (Iq4Nl, Groups(8, BLOCK)),
-    "IQ4_XS": (Iq4Xs, Groups(8, BLOCK)),
-    "MXFP4": (Mxfp4Blocks, Groups(8, BLOCK)),
 }
 UNREAD = ("Q8_1", "Q1_0", "I8", "I16", "I32", "I64")  # types of matrices that neither kernels nor the package read
 
@@ -261,5 +208,5 @@ def format_of(kind: str, heads: int) -> Format | None:
         return Permuted(heads=heads) if heads else None
     if kind in INTEGERS:
         made, native = INTEGERS[kind]
-        return made(native, heads, type=kind if kind in LAYOUTS else "")
+        return made(native, heads)
     return Blocks(heads=heads, type=kind if kind in LAYOUTS else "")

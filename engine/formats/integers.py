@@ -149,6 +149,8 @@ def unsigned(matrix: StoredMatrix, stored: Groups, numbers: Numbers, index: str)
                 f"{matrix.path} has zero points other than {middle}, though its settings say that it is symmetric; "
                 "set that to false if the file is right"
             )
+        if zeros is None and bits == MANY:
+            return signed((values ^ middle).view(torch.int8), scales, stored.group, order)
         shift = middle if zeros is None else zeros.repeat_interleave(stored.group or values.shape[1], 1)
         shift = shift if isinstance(shift, int) else shift[:, : values.shape[1]]
         return signed((values.to(torch.int16) - shift).to(torch.int8), scales, stored.group, order)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCALE_SIZE = 2  # bytes of a group's scale: float16 with 4 bits, bfloat16 with 8
-ROUNDED_ROWS = 4096  # rows that are quantized at a time (kernels/quantisation.py)
+ROUNDED_ROWS = 4096  # most rows that are quantized at a time (kernels/quantisation.py)
 
 
 @dataclass(frozen=True)

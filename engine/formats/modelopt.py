@@ -9,7 +9,7 @@ All projections are quantized except those that match a shell pattern under one 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -37,14 +37,15 @@ class PackedNvfp4(Floats):
 
 
 _UNREAD = ("input_scale",)
-_NVFP4 = PackedNvfp4()
+_NVFP4_AWQ = PackedNvfp4()
+_NVFP4 = replace(_NVFP4_AWQ, input_factor="")
 ALGORITHMS: Mapping[str, Format] = {
     "FP8": Fp8(E4M3("tensor", "static")),
     "FP8_PER_CHANNEL_PER_TOKEN": Fp8(E4M3("channel", "dynamic")),
     "FP8_PB_WO": Fp8(E4M3("block", None)),
     "NVFP4": _NVFP4,
-    "NVFP4_AWQ": _NVFP4,
-    "W4A16_NVFP4": _NVFP4,
+    "NVFP4_AWQ": _NVFP4_AWQ,
+    "W4A16_NVFP4": _NVFP4_AWQ,
     "W4A8_NVFP4_FP8": _NVFP4,
     "MXFP4": mxfp4(unread=_UNREAD),
     "W4A8_MXFP4_FP8": mxfp4(unread=_UNREAD),
@@ -101,7 +102,11 @@ METHOD = Method(
             "`FP8_PER_CHANNEL_PER_TOKEN` and `FP8_PB_WO`",
             "fp8",
         ),
-        ("modelopt, `NVFP4`, `NVFP4_AWQ`, `W4A16_NVFP4`, `MXFP8`", "weights; activations unquantized", "dequantized"),
+        (
+            "modelopt, `NVFP4`, `NVFP4_AWQ`, `W4A16_NVFP4`, `MXFP8`",
+            "weights; activations unquantized",
+            "its own blocks on GPUs; on a CPU, and with `pre_quant_scale`, dequantized",
+        ),
         ("modelopt, `MXFP4`", "weights; activations unquantized", "its own blocks"),
         ("modelopt, `MIXED_PRECISION`", "any of these for each layer", "as above"),
     ),

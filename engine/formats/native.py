@@ -4,7 +4,7 @@ them, and their size in memory. A format without such a product is dequantized w
 Groups    integers with a scale for each output and group of inputs: compiled kernels (kernels/cpu/linear_int.h) and
           Triton kernels (kernels/integers.py)
 GgmlBlocks  blocks of a type of ggml: compiled kernels (kernels/cpu/linear_blocks.cpp) and Triton kernels
-          (kernels/block_matmul.py)
+          (kernels/block_matmul.py); or of NVFP4, MXFP8, NF4 or FP4: Triton kernels
 Segmented   outputs of several products, one after another: compiled kernels and Triton kernels
 E4M3      float8_e4m3fn with a scale for each matrix, output or block: Triton kernels (kernels/fp8.py)
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from kernels.ggml_layout import LAYOUTS, row_bytes
+from kernels.ggml_layout import LAYOUTS, layout_of, row_bytes
 from kernels.integer_layout import packed_bytes
 from kernels.plane_layout import PLANES, high_bytes, low_bytes, num_groups, num_units
 
@@ -167,7 +167,7 @@ class E4M3:
 
 @dataclass(frozen=True)
 class GgmlBlocks:
-    """Blocks of a type of ggml, as the file has them, or on a GPU in planes (kernels/plane_layout.py)."""
+    """Blocks of a type of ggml, as the file has them, or on a GPU in planes (kernels/plane_layout.py); or of floats."""
 
     type: str
 
@@ -176,7 +176,7 @@ class GgmlBlocks:
 
     def roles(self, executor: Executor) -> tuple[Role, ...]:
         if executor == "compiled":
-            return ROLES
+            return ROLES if self.type in LAYOUTS else ()
         return ("projection", "head", "expert") if executor == "triton" and self.type in PLANES else ()
 
     @property
@@ -191,7 +191,7 @@ class GgmlBlocks:
         return self
 
     def split_problem(self, inputs: int, ranks: int) -> str | None:
-        size = LAYOUTS[self.type].inputs
+        size = layout_of(self.type).inputs
         if inputs // ranks % size:
             return f"has blocks of {size} inputs, and {ranks} ranks would get {inputs // ranks} of {inputs} each"
         return None
@@ -216,7 +216,9 @@ class GgmlBlocks:
         factors = num_groups(kind, inputs), layout.terms, rows, layout.scale_bytes
         found.append(Piece(f" ({terms})", f"groups of {layout.group}", factors))
         if layout.units:
-            found.append(Piece(" (factors)", "float16", (num_units(kind, inputs), layout.units, rows, 2)))
+            what = "float16" if layout.unit_bytes == 2 else "float32"
+            sizes = num_units(kind, inputs), layout.units, rows, layout.unit_bytes
+            found.append(Piece(" (factors)", what, sizes))
         return tuple(found)
 
 

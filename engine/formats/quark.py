@@ -94,7 +94,8 @@ METHOD = Method(
     format=_format,
     groups=_groups,
     table=(
-        ("quark, fp8 and mxfp8", "per matrix, output or 32 inputs; activations unquantized", "dequantized"),
+        ("quark, fp8", "per matrix or output; activations unquantized", "dequantized"),
+        ("quark, mxfp8", "activations unquantized", "its own blocks on GPUs; on a CPU dequantized"),
         ("quark, mxfp4", "activations unquantized", "its own blocks"),
         ("quark, int8", "per output; activations as with all integers", "8 bits"),
     ),

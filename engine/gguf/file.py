@@ -18,7 +18,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ MAX_ELEMENTS = 1 << 24  # of an array; the largest vocabularies have 2^18 tokens
 MAX_DIMENSIONS = 4
 MAX_DEPTH = 4  # of arrays in arrays
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_TEXT, _ARRAY = 8, 9
+_TEXT, _ARRAY, _FLOAT = 8, 9, 6
+_ARRAY_HEADER = 12  # bytes before the elements of an array
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _TOWER = "mmproj"  # begins the name of a file with the tower of images, which is not read
 # Type number → (name, elements per block, bytes per block).
@@ -95,6 +96,7 @@ class GgufFile:
     path: Path
     keys: Mapping[str, Any]
     tensors: tuple[GgufTensor, ...]
+    arrays: Mapping[str, int] = field(default_factory=dict)  # place of the first number of each array of float32
 
     def require(self, key: str) -> Any:
         """Return the value of a key. Raises CheckpointError if it is missing."""
@@ -160,7 +162,7 @@ def read_gguf(path: Path) -> GgufFile:
             f"{first.path}: states {wanted} tensors, but its {1 + len(others)} parts have {len(tensors)}; copy all "
             "parts of one model"
         )
-    return GgufFile(first.path, first.keys, tuple(tensors))
+    return replace(first, tensors=tuple(tensors))
 
 
 def _read_file(path: Path) -> GgufFile:
@@ -190,6 +192,10 @@ class _Cursor:
     def number(self, layout: str) -> Any:
         return self.unpack(layout)[0]
 
+    def number_at(self, layout: str, place: int) -> Any:
+        """Return a number that was read before, without a move."""
+        return struct.unpack_from(f"<{layout}", self._data, place)[0]
+
     def text(self) -> str:
         size = self.number("Q")
         start = self._advance(size)
@@ -212,11 +218,15 @@ def _read(path: Path, cursor: _Cursor) -> GgufFile:
         raise _Damaged("its numbers are big-endian" if swapped else f"its version is {version}, supported are 2 and 3")
     num_tensors, num_keys = cursor.unpack("QQ")
     keys: dict[str, Any] = {}
+    arrays: dict[str, int] = {}
     for _ in range(num_keys):
         name = cursor.text()
         if name in keys:
             raise _Damaged(f"it has the key {name} twice")
-        keys[name] = _value(cursor, cursor.number("I"))
+        kind, start = cursor.number("I"), cursor.at
+        keys[name] = _value(cursor, kind)
+        if kind == _ARRAY and cursor.number_at("I", start) == _FLOAT:
+            arrays[name] = start + _ARRAY_HEADER
     described = [_tensor(cursor) for _ in range(num_tensors)]
     alignment = keys.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
@@ -225,7 +235,7 @@ def _read(path: Path, cursor: _Cursor) -> GgufFile:
     tensors = tuple(_placed(path, one, begin, cursor.size) for one in described)
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise _Damaged("it has a tensor twice")
-    return GgufFile(path, keys, tensors)
+    return GgufFile(path, keys, tensors, arrays)
 
 
 def _value(cursor: _Cursor, kind: int, depth: int = 0) -> Any:

@@ -1,6 +1,6 @@
 """The projection layer: fused, divided among ranks by rows or inputs, and packed for the kernel that multiplies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,6 +19,7 @@ from engine.weights.packed import PackedFile
 from engine.weights.quantized import QuantizedWeights
 from engine.weights.slot import Slots, fill, fused, slots, stored_dtype
 from kernels.block_weights import PlaneWeight, SegmentedWeight, pack_blocks
+from kernels.cpu.library import Tiling
 from kernels.cpu.memory import Arena
 from kernels.cpu.packing import Packed, Segments
 from kernels.cpu.packing import pack as pack_for
@@ -83,18 +84,17 @@ class Target:
 
     def native(self, path: str, matrix: Slots, role: Role) -> Packed | Segments | Fp8Weight | Unrounded | None:
         """Return the matrix of these sources if kernels multiply by the checkpoint's numbers, else None."""
-        found: NativeWeight | tuple[NativeWeight, ...] | None = None
+        found: NativeWeight | Iterator[NativeWeight] | None = None
         if self.quantized is not None:
             found = self.quantized.native(path, matrix, self.executor, self.device, role)
         if found is None or isinstance(found, Fp8Weight):
             return found
-        if self.team is None:
-            if isinstance(found, tuple):
-                return SegmentedWeight(tuple(self._unrounded(one) for one in found))
-            return self._unrounded(found)
-        if isinstance(found, tuple):
-            return Segments(tuple(self._packed_native(one, self.team) for one in found))
-        return self._packed_native(found, self.team)
+        # map keeps no reference to a segment, so the numbers of one are in memory at a time.
+        if isinstance(found, Iterator):
+            if self.team is None:
+                return SegmentedWeight(tuple(map(self._unrounded, found)))
+            return Segments(tuple(map(self._packed_native, found)))
+        return self._unrounded(found) if self.team is None else self._packed_native(found)
 
     def _unrounded(self, weight: NativeWeight) -> IntegerWeight | PlaneWeight:
         assert not isinstance(weight, Fp8Weight), "fp8 is not packed"
@@ -102,9 +102,10 @@ class Target:
             return pack_blocks(weight, self.device)
         return pack_integers(weight, self.device)
 
-    def _packed_native(self, weight: NativeWeight, team: Team) -> Packed:
+    def _packed_native(self, weight: NativeWeight) -> Packed:
+        assert self.team is not None, "only compiled kernels pack"
         assert not isinstance(weight, Fp8Weight), "compiled kernels have no products of fp8"
-        return self._held(pack_for(weight, team.tiling))
+        return self._packed(weight, self.team.tiling)
 
     def stored_dtype(self, read: Read, path: str, matrix: Slots) -> torch.dtype:
         """Return the type in which the checkpoint stores all sources of a weight; float32 if they differ or are
@@ -124,30 +125,30 @@ class Target:
             tiling = self.team.tiling.exact if self.exact else self.team.tiling
             # Compiled kernels widen bf16 as they read it, which halves the bytes and is exact.
             kept = torch.bfloat16 if tiling.bf16 or stored == torch.bfloat16 else self.dtype
-            return self._held(pack_for(weight(kept), tiling))
+            return self._packed(weight(kept), tiling)
         if self.team is None:
             made: Fp8Weight | Int4Weight | Int8Weight = format.quantize(weight(stored), self.group)
             return made if isinstance(made, Fp8Weight) else pack_integers(made, self.device)
         known = self.known.get(name) if self.known is not None else None
         if known is None:
-            known = self._held(pack_for(format.quantize(weight(stored), self.group), self.team.tiling))
+            known = self._packed(format.quantize(weight(stored), self.group), self.team.tiling)
             if self.known is not None:
                 self.known.put(name, known)
             return known
-        return self._held(known)
+        return replace(known, data=self.arena.copy(known.data))
 
     def pack_exact(self, weight: Tensor) -> Packed:
         """Return a matrix [outputs, inputs] for compiled kernels, exempt from quantization and bf16 arithmetic."""
         assert self.team is not None, "only compiled kernels pack"
-        return self._held(pack_for(weight, self.team.tiling.exact))
+        return self._packed(weight, self.team.tiling.exact)
 
     def pack_wide(self, weight: Tensor) -> Packed:
         """Return a bfloat16 matrix [outputs, inputs] for compiled kernels, exempt from quantization."""
         assert self.team is not None, "only compiled kernels pack"
-        return self._held(pack_for(weight, self.team.tiling))
+        return self._packed(weight, self.team.tiling)
 
-    def _held(self, packed: Packed) -> Packed:
-        return replace(packed, data=self.arena.copy(packed.data))
+    def _packed(self, weight: Tensor | Int8Weight | Int4Weight | BlockWeight, tiling: Tiling) -> Packed:
+        return pack_for(weight, tiling, None, self.arena.empty)
 
 
 def mixed_experts() -> CheckpointError:

@@ -201,7 +201,9 @@ class TextModel:
         names = [name for name in stored_tensors(self.model, checkpoint.quantization) if name not in shared]
         weights = Weights({n: checkpoint.tensors[n] for n in names if n in checkpoint.tensors}, progress)
         own = checkpoint.quantization
-        self.fill(weights if own is None else QuantizedWeights(weights, own, sources(self.model)), known)
+        most = weights if known is None or not known.has_matrices else known.weights
+        with most.reading_ahead():
+            self.fill(weights if own is None else QuantizedWeights(weights, own, sources(self.model)), known)
         weights.close()
 
     @torch.inference_mode()

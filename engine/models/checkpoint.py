@@ -143,7 +143,7 @@ def read_checkpoint(
     quantization = read_quantization(config, model, said.place)
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:
-        model = as_stored(model)
+        model = as_stored(model, architecture)
         tensors, quantization = read_weights(blocks, architecture, model)
     elif weights:
         tensors = headers()

@@ -7,8 +7,8 @@ llama.cpp (conversion/*.py).
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,35 +36,40 @@ from engine.models.quantized import Quantization
 from engine.models.sources import join, linear_paths, sources
 
 _EXPERT = re.compile(r"(.+)\.(\d+)\.(gate_proj|up_proj|down_proj)")
+_MEMBER = re.compile(r"(.+)\.(\d+)")  # one of several matrices that the converter stores in one tensor
+_XIELU = re.compile(r".+?\.(\d+)\..*\bact_fn\.(\w+)")  # numbers of an activation, which are keys
 _SHARED = re.compile(r".+?\.(\d+)\..*shared\w*\.(gate|up|down)_proj")
 _BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
 _LAYER = re.compile(r".+?\.(\d+)\.")
-_SEPARATE = {"wqkv": ("wq", "wk", "wv", "wo")}  # fused projections that the converter divides (InternLM2)
 _DT_BIAS = re.compile(r"\.dt_bias$")
 _EXPERT_TENSORS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
+_HALVES = {"gate_proj": 0, "up_proj": 1}  # of the rows of each matrix of ffn_gate_up_exps
+_SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}  # Gemma 4
 
 
-def as_stored(model: Model) -> Model:
+def as_stored(model: Model, architecture: str) -> Model:
     """Return the declaration with the layout that llama.cpp's converter writes: weights of norms with their offset, no
-    transposed matrices, one tensor for each projection of the experts of a layer, and the decays of recurrences
-    themselves instead of their logarithms."""
-    stored: Model = _stored(model)
+    transposed matrices, one tensor for each projection of the experts of a layer, the decays of recurrences themselves
+    instead of their logarithms, and value heads of a DeltaNet by number within their groups."""
+    family = FAMILIES.get(KINDS.get(architecture, ""))
+    stored: Model = _stored(model, family.separate if family is not None else None)
     return stored
 
 
-def _stored(part: Any) -> Any:
+def _stored(part: Any, separate: tuple[str, str, str, str] | None) -> Any:
+    """separate: names of the projections into which a fused one is divided."""
     if isinstance(part, tuple):
-        return tuple(map(_stored, part))
+        return tuple(_stored(one, separate) for one in part)
     if not is_dataclass(part) or isinstance(part, type):
         return part
-    inner: dict[str, Any] = {one.name: _stored(getattr(part, one.name)) for one in fields(part)}
+    inner: dict[str, Any] = {one.name: _stored(getattr(part, one.name), separate) for one in fields(part)}
     part = replace(part, **inner)
     names: dict[str, Any] = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "interleaved": False}
     match part:
         case RMSNorm() | LayerNorm():
             return replace(part, offset=0.0)
         case Attention() if part.sources[0] == part.sources[1]:
-            return replace(part, groups=1, sources=_SEPARATE.get(part.sources[0], part.sources))
+            return replace(part, groups=1, sources=separate or part.sources)
         case Experts():
             gate = names["gate"] if part.gate is not None else None
             return replace(part, **{**names, "gate": gate}, stacked=None, experts="experts")
@@ -72,6 +77,8 @@ def _stored(part: Any) -> Any:
             return replace(part, **names)
         case DeltaNet() if part.projections == "grouped":
             return replace(part, projections="half", log_decay=False)
+        case DeltaNet() if part.projections == "joined" and part.key_heads != part.value_heads:
+            return replace(part, key_heads=part.value_heads, stored_key_heads=part.key_heads, log_decay=False)
         case DeltaNet() | KimiDelta() | Mamba() | Mamba2():
             return replace(part, log_decay=False)
         case Model():
@@ -111,32 +118,38 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
     return tensors, Quantization("gguf", formats) if formats else None
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Place of a declared tensor in a file."""
+
+    name: str
+    number: int | None = None  # of the matrix, in a tensor of several
+    half: int | None = None  # of the rows of this matrix
+
+
 def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
     """Return the declared tensors that the file has. Raises CheckpointError for a tensor that is not declared."""
     own, layers = {tensor.name: tensor for tensor in found.tensors}, len(model.blocks)
-    name_of, declared = _names(found.path, kind, layers), sources(model)
-    tensors, used = dict[str, TensorInfo](), set[str]()
-    for name, shape in declared.items():
-        expert = _EXPERT.fullmatch(name.rpartition(".")[0])
-        stored = _expert_tensor(name, expert) if expert is not None else name_of(name)
-        tensor = own.get(stored)
-        if tensor is None and name.endswith(".kv_b_proj.weight"):
+    depth = layers if model.encoder is None else max(layers, len(model.encoder.blocks))
+    get_name = _names(found.path, kind, depth)
+    tensors, used = dict[str, TensorInfo](), _unread(model, get_name)
+    for name, shape in sources(model).items():
+        number = _XIELU.fullmatch(name)
+        if number is not None:
+            tensors |= _activation_number(found, name, int(number[1]), number[2], layers)
+            continue
+        place = next((one for one in _places(name, get_name) if one.name in own), None)
+        if place is None and name.endswith(".kv_b_proj.weight"):
             halves = _latent_halves(own, name)
             used |= {one for one, _ in halves.values()}
             tensors |= {name: info for name, (_, info) in halves.items()}
-        if tensor is None:
+        if place is None:
             continue
-        used.add(stored)
-        one = _info(tensor)
-        if expert is not None:
-            if int(expert[2]) >= tensor.shape[0]:
-                raise CheckpointError(
-                    f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, without expert {expert[2]}; convert "
-                    "the model again"
-                )
-            size = tensor.bytes // tensor.shape[0]
-            one = replace(one, shape=tensor.shape[1:], offset=tensor.offset + int(expert[2]) * size, bytes=size)
-        elif tensor.type in PLAIN and _has_shape(tensor.shape, shape):
+        used.add(place.name)
+        one = _info(own[place.name])
+        if place.number is not None:
+            one = _member(one, place, place.number)
+        elif one.dtype in PLAIN and _has_shape(one.shape, shape):
             one = replace(one, shape=shape)
         tensors[name] = one
     others = (one for one in own if one not in used and one not in POSITIONS and not _is_prediction(one, layers))
@@ -144,6 +157,39 @@ def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
     if unknown is not None:
         raise CheckpointError(f"{found.path}: has the tensor {unknown}, which the declared model does not use")
     return tensors
+
+
+def _member(whole: TensorInfo, place: _Place, number: int) -> TensorInfo:
+    """Return one of several matrices, or half of its rows."""
+    if number >= whole.shape[0]:
+        raise CheckpointError(
+            f"{whole.file}: {place.name} has shape {list(whole.shape)}, without expert {number}; convert the model "
+            "again"
+        )
+    size, shape = whole.bytes // whole.shape[0], whole.shape[1:]
+    offset = whole.offset + number * size
+    if place.half is not None:
+        size, shape = size // 2, (shape[0] // 2, *shape[1:])
+        offset += place.half * size
+    return replace(whole, shape=shape, offset=offset, bytes=size)
+
+
+def _activation_number(found: GgufFile, name: str, layer: int, last: str, layers: int) -> dict[str, TensorInfo]:
+    """Return a number of xIELU, which is in a list with one for each layer, by its name; empty without a list."""
+    key = f"xielu.{last}"
+    if key not in found.arrays:
+        return {}
+    values = found.keys[key]
+    if len(values) < layers:
+        raise CheckpointError(f"{found.path}: {key} has {len(values)} numbers for {layers} layers; convert it again")
+    return {name: TensorInfo(found.path, "F32", (), found.arrays[key] + 4 * layer, 4)}
+
+
+def _unread(model: Model, get_name: Callable[[str], str | None]) -> set[str]:
+    """Return the tensors that the model leaves unread."""
+    paths = (one.rstrip(".") for entry in model.unread for one in (entry, join(model.root, entry)))
+    names = filter(None, map(get_name, paths))
+    return {f"{name}.{last}" for name in names for last in ("weight", "bias")}
 
 
 def _has_shape(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -156,37 +202,50 @@ def _without_ones(shape: tuple[int, ...]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _names(file: Path, kind: str, layers: int) -> Callable[[str], str]:
-    """Return a function that maps the name of a declared tensor to its name in the file, or to "". Raises
-    CheckpointError without the package gguf."""
+def _names(file: Path, kind: str, layers: int) -> Callable[[str], str | None]:
+    """Return a function that maps the path of a module to its name in the file, or to None. Raises CheckpointError
+    without the package gguf."""
     try:
-        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+        from gguf import MODEL_ARCH_NAMES, TensorNameMap
     except ImportError as error:
         raise CheckpointError(
             f"{file}: the package gguf, which knows the names of the tensors, is not installed; pip install gguf"
         ) from error
-    known = get_tensor_name_map(next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind), layers)
 
-    def name_of(name: str) -> str:
-        if (bare := known.get_name(name)) is not None:  # without .weight: A and D of a recurrence
-            return f"{bare}.bias" if bare.endswith("exp_probs_b") else bare
-        name = _DT_BIAS.sub(".dt_proj.bias", name)
-        path, _, last = name.rpartition(".")
-        if last not in ("weight", "bias"):  # a number for each head or expert
-            path, last = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
-        found = known.get_name(path) or known.get_name(path.removeprefix("transformer."))  # BLOOM
-        shared = _SHARED.fullmatch(path)
-        if shared is not None:
-            found = f"blk.{shared[1]}.ffn_{shared[2]}_shexp"
-        return f"{found}.{last}" if found else ""
+    class Names(TensorNameMap):
+        # A table of its own: the package adds the names of some architectures to that of all.
+        block_mappings_cfg = dict(TensorNameMap.block_mappings_cfg)
 
-    return name_of
+    known = Names(next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind), layers)
+    return lambda path: known.get_name(path)
 
 
-def _expert_tensor(name: str, expert: re.Match[str]) -> str:
-    """Return the tensor of the file that has a projection of all experts of a layer."""
-    layer = _LAYER.match(name)
-    return f"blk.{layer[1]}.{_EXPERT_TENSORS[expert[3]]}.{name.rpartition('.')[2]}" if layer else ""
+def _places(name: str, get_name: Callable[[str], str | None]) -> Iterator[_Place]:
+    """Yield the places in which files have a declared tensor, the usual one first."""
+    path, _, last = name.rpartition(".")
+    layer, expert = _LAYER.match(name), _EXPERT.fullmatch(path)
+    if expert is not None and layer is not None:
+        yield _Place(f"blk.{layer[1]}.{_EXPERT_TENSORS[expert[3]]}.{last}", int(expert[2]))
+        if expert[3] in _HALVES:
+            yield _Place(f"blk.{layer[1]}.ffn_gate_up_exps.{last}", int(expert[2]), _HALVES[expert[3]])
+        return
+    if (bare := get_name(name)) is not None:  # A and D of a recurrence, sinks, corrections of scores
+        yield from (_Place(f"{bare}{end}") for end in ("", ".bias", ".weight"))
+    scale = next((own for end, own in _SCALES.items() if name.endswith(f".{end}")), "")
+    if scale and layer is not None:
+        yield _Place(f"blk.{layer[1]}.{scale}")
+    shared = _SHARED.fullmatch(path)
+    if shared is not None:
+        yield _Place(f"blk.{shared[1]}.ffn_{shared[2]}_shexp.{last}")
+    path, _, last = _DT_BIAS.sub(".dt_proj.bias", name).rpartition(".")
+    if last not in ("weight", "bias"):  # a number for each head or expert
+        path, last = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
+    found = get_name(path) or get_name(path.removeprefix("transformer."))  # BLOOM
+    if found is not None:
+        yield _Place(f"{found}.{last}")
+    member = _MEMBER.fullmatch(path)
+    if member is not None and (whole := get_name(member[1])) is not None:
+        yield _Place(f"{whole}.{last}", int(member[2]))
 
 
 def _latent_halves(own: Mapping[str, GgufTensor], name: str) -> dict[str, tuple[str, TensorInfo]]:

@@ -86,7 +86,7 @@ class Keys:
 
     @property
     def heads(self) -> int:
-        return int(self.positive("attention.head_count"))
+        return int(self.largest("attention.head_count"))
 
     @property
     def kv_heads(self) -> int:
@@ -114,6 +114,9 @@ class Family:
     yarn: Callable[[Keys], Settings] = lambda keys: {}
     """Return further settings of YaRN."""
     has_attention: bool = True  # in any layer
+    is_decoder: bool = True  # False: `more` returns all settings
+    separate: tuple[str, str, str, str] | None = None
+    """Projections to q, k and v, and of the output, into which the converter divides a fused one."""
     names: Mapping[str, str] = field(default_factory=dict)  # own names of settings of `shared` in config.json
 
 
@@ -122,6 +125,8 @@ def shared(keys: Keys, family: Family) -> Settings:
     embedding, eps = keys.tensor("token_embd.weight"), "attention.layer_norm_rms_epsilon"
     if embedding is None:
         raise CheckpointError(f"{keys.file.path}: lacks token_embd.weight")
+    if not family.is_decoder:
+        return {"vocab_size": embedding.shape[0]}
     if f"{keys.kind}.{eps}" not in keys.file.keys or family.layer_norm:
         eps = "attention.layer_norm_epsilon"
     if not family.has_attention:
@@ -135,7 +140,7 @@ def shared(keys: Keys, family: Family) -> Settings:
         }
     return {
         "hidden_size": keys.positive("embedding_length"),
-        "intermediate_size": keys.largest("feed_forward_length"),
+        "intermediate_size": keys.largest("feed_forward_length", keys.get("expert_feed_forward_length")),
         "max_position_embeddings": keys.positive("context_length"),
         "num_attention_heads": keys.heads,
         "num_hidden_layers": keys.layers,
@@ -517,16 +522,251 @@ def _nemotron_h_layer(keys: Keys, layer: int) -> str:
 
 
 def _qwen3_next(keys: Keys) -> Settings:
+    return {**_qwen2_moe(keys), "norm_topk_prob": True, **_delta_net(keys)}
+
+
+def _delta_net(keys: Keys) -> Settings:
     recurrent, heads = keys.layers_with("ssm_out.weight"), keys.positive("ssm.time_step_rank")
     return {
-        **_qwen2_moe(keys),
-        "norm_topk_prob": True,
         "layer_types": ["linear_attention" if layer in recurrent else "full_attention" for layer in range(keys.layers)],
         "linear_conv_kernel_dim": keys.positive("ssm.conv_kernel"),
         "linear_key_head_dim": keys.positive("ssm.state_size"),
         "linear_num_key_heads": keys.positive("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": keys.positive("ssm.inner_size") // heads,
+    }
+
+
+def _qwen3_5(keys: Keys) -> Settings:
+    """Files may have layers that predict further tokens, which are not read."""
+    found = _qwen3_next(keys) if keys.get("expert_count") else _delta_net(keys)
+    return {**found, "mtp_num_hidden_layers": 0}
+
+
+def _apertus(keys: Keys) -> Settings:
+    return {"hidden_act": "xielu"}
+
+
+def _kimi_linear(keys: Keys) -> Settings:
+    """Files state one head of keys and values in layers with attention, and 0 in the others."""
+    rotated, recurrent = keys.positive("rope.dimension_count"), keys.layers_with("ssm_conv1d_q.weight")
+    decay = keys.tensor(f"blk.{recurrent[0]}.ssm_a") if recurrent else None
+    return {
+        "num_key_value_heads": keys.heads,
+        "q_lora_rank": keys.get("attention.q_lora_rank"),
+        "kv_lora_rank": keys.positive("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": keys.positive("attention.key_length_mla") - rotated,
+        "v_head_dim": keys.positive("attention.value_length_mla"),
+        "layer_types": ["linear_attention" if layer in recurrent else "full_attention" for layer in range(keys.layers)],
+        "linear_conv_kernel_dim": keys.positive("ssm.conv_kernel"),
+        "linear_head_dim": keys.positive("kda.head_dim"),
+        "linear_num_heads": keys.heads if decay is None else math.prod(decay.shape),
+        "num_experts": keys.positive("expert_count"),
+        "num_experts_per_token": keys.positive("expert_used_count"),
+        "num_shared_experts": keys.get("expert_shared_count", 0),
+        "moe_intermediate_size": keys.positive("expert_feed_forward_length"),
+        "moe_renormalize": bool(keys.get("expert_weights_norm", True)),
+        "routed_scaling_factor": keys.get("expert_weights_scale", 1.0),
+        "num_expert_group": keys.get("expert_group_count", 1),
+        "topk_group": keys.get("expert_group_used_count", 1),
+        "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
+    }
+
+
+def _qwen1(keys: Keys) -> Settings:
+    return {"rotary_emb_base": keys.positive("rope.freq_base", 10000.0)}
+
+
+_BAICHUAN_13B = 40  # layers of the models with ALiBi
+
+
+def _baichuan(keys: Keys) -> Settings:
+    key = "model_max_length" if keys.layers == _BAICHUAN_13B else "max_position_embeddings"
+    return {key: keys.positive("context_length")}
+
+
+def _bailing(keys: Keys) -> Settings:
+    found = _experts(keys)
+    return {**found, "num_shared_experts": found.pop("n_shared_experts"), "use_bias": False}
+
+
+def _bailing2(keys: Keys) -> Settings:
+    return {
+        **_bailing(keys),
+        "use_qk_norm": keys.has_in_layer("attn_q_norm.weight"),
+        "use_qkv_bias": keys.has_in_layer("attn_qkv.bias"),
+    }
+
+
+def _afmoe(keys: Keys) -> Settings:
+    found = _experts(keys)
+    return {
+        **found,
+        "num_shared_experts": found.pop("n_shared_experts"),
+        "num_dense_layers": found.pop("first_k_dense_replace"),
+        "route_scale": found.pop("routed_scaling_factor"),
+        "mup_enabled": True,
+        **_layer_types(keys, 4),
+    }
+
+
+def _arctic(keys: Keys) -> Settings:
+    return {
+        "num_local_experts": keys.positive("expert_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
+        "moe_layer_frequency": 1,
+        "use_residual": True,
+    }
+
+
+def _minicpm3(keys: Keys) -> Settings:
+    """Files do not state the multipliers and the size of values; llama.cpp's loader has those of MiniCPM3-4B."""
+    rotated, expansion = keys.positive("rope.dimension_count"), keys.tensor("blk.0.attn_kv_b.weight")
+    nope = keys.positive("attention.key_length") - rotated
+    return {
+        "q_lora_rank": keys.get("attention.q_lora_rank"),
+        "kv_lora_rank": keys.positive("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": nope,
+        "v_head_dim": None if expansion is None else expansion.shape[0] // keys.heads - nope,
+        "attention_bias": keys.has_in_layer("attn_kv_a_mqa.bias"),
+        "mlp_bias": keys.has("blk.0.ffn_up.bias"),
+    }
+
+
+_MIMO_VALUE_SCALE = 0.707  # of the files of old converters, which do not state it
+
+
+def _mimo2(keys: Keys) -> Settings:
+    """The pattern of windows has an entry for each layer that predicts further tokens, too."""
+    windowed = [bool(one) for one in keys.file.require(f"{keys.kind}.attention.sliding_window_pattern")]
+    kinds = ["sliding_attention" if one else "full_attention" for one in windowed[: keys.layers]]
+    listed = keys.file.keys.get(f"{keys.kind}.attention.head_count_kv")
+    heads = listed if isinstance(listed, tuple) else (listed,) * keys.layers
+    full = next((count for count, kind in zip(heads, kinds, strict=False) if kind == "full_attention"), None)
+    partial = keys.positive("rope.dimension_count", keys.head_dim) / keys.head_dim
+    bases = {
+        "full_attention": keys.positive("rope.freq_base", 10000.0),
+        "sliding_attention": keys.positive("rope.freq_base_swa", 10000.0),
+    }
+    sparse = keys.layers_with("ffn_gate_inp.weight")
+    found = _experts(keys)
+    return {
+        **found,
+        "n_routed_experts": found.pop("num_experts"),
+        "norm_topk_prob": bool(keys.get("expert_weights_norm", True)),
+        "num_key_value_heads": keys.kv_heads // 2 if full is None else full,
+        "v_head_dim": keys.positive("attention.value_length"),
+        "attention_value_scale": keys.get("attention.value_scale", _MIMO_VALUE_SCALE),
+        "sliding_window": keys.positive("attention.sliding_window"),
+        "layer_types": kinds,
+        "mlp_layer_types": ["sparse" if layer in sparse else "dense" for layer in range(keys.layers)],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": partial}
+            for kind, base in bases.items()
+        },
+        "rope_theta": None,
+    }
+
+
+def _per_layer_inputs(keys: Keys) -> Settings:
+    table = keys.tensor("per_layer_token_embd.weight")
+    return {
+        "hidden_size_per_layer_input": keys.get("embedding_length_per_layer_input", 0),
+        **({} if table is None else {"vocab_size_per_layer_input": table.shape[0]}),
+        "num_kv_shared_layers": keys.get("attention.shared_kv_layers", 0),
+        "final_logit_softcapping": keys.get("final_logit_softcapping"),
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+
+
+def _sizes(keys: Keys) -> list[int]:
+    """Return the sizes of the layers' MLPs."""
+    found = keys.file.require(f"{keys.kind}.feed_forward_length")
+    return list(found[: keys.layers]) if isinstance(found, tuple) else [found] * keys.layers
+
+
+def _gemma3n(keys: Keys) -> Settings:
+    """Files have the number of standard deviations above which gate values stay, instead of their share."""
+    limits = keys.file.keys.get(f"{keys.kind}.activation_sparsity_scale", ())
+    laurel = keys.tensor("blk.0.laurel_l.weight")
+    return {
+        **_per_layer_inputs(keys),
+        "altup_num_inputs": keys.positive("altup.num_inputs"),
+        "altup_active_idx": keys.get("altup.active_idx", 0),
+        "altup_correct_scale": keys.has_in_layer("altup_correct_scale.weight"),
+        "laurel_rank": 64 if laurel is None else laurel.shape[0],
+        "intermediate_size": _sizes(keys),
+        "activation_sparsity_pattern": [math.erfc(-one / math.sqrt(2.0)) / 2 for one in limits[: keys.layers]] or None,
+        "rope_local_base_freq": keys.get("rope.freq_base_swa", 10000.0),
+        **_layer_types(keys, 5),
+    }
+
+
+_TURNING = 1e20  # divisors of frequencies above this are of dimensions that are not rotated
+
+
+def _gemma4(keys: Keys) -> Settings:
+    """Layers with and without windows have heads of different sizes and numbers."""
+    sizes, shared = _sizes(keys), keys.get("attention.shared_kv_layers", 0)
+    windows = _layer_types(keys, 6)
+    full = [layer for layer, kind in enumerate(windows.get("layer_types", ())) if kind == "full_attention"]
+    listed = keys.file.keys.get(f"{keys.kind}.attention.head_count_kv")
+    heads = listed if isinstance(listed, tuple) else (listed,) * keys.layers
+    divisors = keys.tensor("rope_freqs.weight")
+    turned = [one < _TURNING for one in _numbers(divisors)] if divisors is not None else [True]
+    size = keys.positive("attention.key_length")
+    found = {
+        **_per_layer_inputs(keys),
+        **windows,
+        "head_dim": keys.positive("attention.key_length_swa", size),
+        "global_head_dim": size,
+        "intermediate_size": min(sizes),
+        "use_double_wide_mlp": bool(shared) and max(sizes) > min(sizes),
+        "num_key_value_heads": next((count for layer, count in enumerate(heads) if layer not in full), heads[0]),
+        "num_global_key_value_heads": heads[full[0]] if full else None,
+        "attention_k_eq_v": bool(full) and not keys.has(f"blk.{full[0]}.attn_v.weight"),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": keys.positive("rope.freq_base", 1e6),
+                "partial_rotary_factor": sum(turned) / len(turned),
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": keys.positive("rope.freq_base_swa", 10000.0)},
+        },
+        "rope_scaling": None,
+        "rope_theta": None,
+        "partial_rotary_factor": None,
+    }
+    if not keys.get("expert_count"):
+        return found
+    return {
+        **found,
+        "enable_moe_block": True,
+        "num_experts": keys.positive("expert_count"),
+        "top_k_experts": keys.positive("expert_used_count"),
+        "moe_intermediate_size": keys.positive("expert_feed_forward_length"),
+    }
+
+
+def _t5(keys: Keys) -> Settings:
+    """T5 and UMT5, which has a table of biases in each layer; mT5 is T5 with a gate and a head of its own."""
+    each = keys.has("enc.blk.1.attn_rel_b.weight")
+    return {
+        "architectures": ["UMT5ForConditionalGeneration" if each else "T5ForConditionalGeneration"],
+        "d_model": keys.positive("embedding_length"),
+        "d_ff": keys.positive("feed_forward_length"),
+        "d_kv": keys.positive("attention.key_length"),
+        "num_heads": keys.heads,
+        "num_layers": keys.layers,
+        "num_decoder_layers": keys.get("decoder_block_count", keys.layers),
+        "n_positions": keys.positive("context_length"),
+        "layer_norm_epsilon": keys.positive("attention.layer_norm_rms_epsilon"),
+        "relative_attention_num_buckets": keys.positive("attention.relative_buckets_count"),
+        "feed_forward_proj": "gated-gelu" if keys.has("enc.blk.0.ffn_gate.weight") else "relu",
+        "tie_word_embeddings": not keys.has("output.weight"),
+        "decoder_start_token_id": keys.get("decoder_start_token_id", 0),
     }
 
 
@@ -707,7 +947,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "nemotron_h_moe": Family(("NemotronHForCausalLM",), _nemotron_h, norm="layer_norm_epsilon"),
         "qwen3next": Family(("Qwen3NextForCausalLM",), _qwen3_next),
         "internlm2": Family(
-            ("InternLM2ForCausalLM",), lambda keys: {"bias": keys.has_in_layer("attn_q.bias")}, permuted=True
+            ("InternLM2ForCausalLM",),
+            lambda keys: {"bias": keys.has_in_layer("attn_q.bias")},
+            permuted=True,
+            separate=("wq", "wk", "wv", "wo"),
         ),
         "gpt2": Family(("GPT2LMHeadModel",), norm="layer_norm_epsilon", layer_norm=True, names=_GPT2_NAMES),
         "starcoder": Family(
@@ -735,12 +978,50 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             names={"num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_hidden_size"},
         ),
         "mpt": Family(("MPTForCausalLM",), _mpt, norm="layer_norm_epsilon", layer_norm=True, names=_MPT_NAMES),
+        "qwen35": Family(("Qwen3_5ForCausalLM",), _qwen3_5),
+        "qwen35moe": Family(("Qwen3_5MoeForCausalLM",), _qwen3_5),
+        "qwen2vl": Family(("Qwen2ForCausalLM",), without=("attention_bias",)),
+        "qwen3vl": Family(("Qwen3ForCausalLM",)),
+        "qwen3vlmoe": Family(("Qwen3MoeForCausalLM",), lambda keys: {**_qwen2_moe(keys), "norm_topk_prob": True}),
+        "apertus": Family(("ApertusForCausalLM",), _apertus),
+        "kimi-linear": Family(
+            ("KimiLinearForCausalLM",),
+            _kimi_linear,
+            without=("head_dim", "partial_rotary_factor"),
+            names={"max_position_embeddings": "model_max_length"},
+        ),
+        "qwen": Family(
+            ("QWenLMHeadModel",),
+            _qwen1,
+            norm="layer_norm_epsilon",
+            names={"max_position_embeddings": "seq_length", "head_dim": "kv_channels"},
+        ),
+        "baichuan": Family(
+            ("BaichuanForCausalLM", "BaiChuanForCausalLM"),
+            _baichuan,
+            without=("max_position_embeddings",),
+            permuted=True,
+            separate=("q_proj", "k_proj", "v_proj", "o_proj"),
+        ),
+        "bailingmoe": Family(("BailingMoeForCausalLM",), _bailing, permuted=True, separate=("wq", "wk", "wv", "dense")),
+        "bailingmoe2": Family(("BailingMoeV2ForCausalLM",), _bailing2),
+        "afmoe": Family(("AfmoeForCausalLM",), _afmoe),
+        "arctic": Family(("ArcticForCausalLM",), _arctic, permuted=True),
+        "minicpm3": Family(("MiniCPM3ForCausalLM",), _minicpm3, without=("head_dim", "partial_rotary_factor")),
+        "mimo2": Family(("MiMoV2FlashForCausalLM",), _mimo2),
+        "gemma3n": Family(("Gemma3nForCausalLM",), _gemma3n),
+        "gemma4": Family(("Gemma4ForCausalLM",), _gemma4),
+        "t5": Family(
+            ("T5ForConditionalGeneration", "UMT5ForConditionalGeneration", "MT5ForConditionalGeneration"),
+            _t5,
+            is_decoder=False,
+        ),
     }
 )
 """By `general.architecture`."""
 
 KINDS: Mapping[str, str] = MappingProxyType(
-    {architecture: kind for kind, family in FAMILIES.items() for architecture in family.architectures}
+    {architecture: kind for kind, family in reversed(list(FAMILIES.items())) for architecture in family.architectures}
 )
 """Kinds of files by architecture of Hugging Face."""
 

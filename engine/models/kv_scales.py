@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.api.files import open_file, read_json_object
@@ -21,6 +22,7 @@ from engine.models.parts import Attention, Model, bodies
 from engine.models.sources import branch_path, join
 
 FILE = "kv_cache_scales.json"
+KNOWN = ("fp8", "int8")  # formats of `stated_format` that executors have
 _UNUSED = ("q_scale", "prob_scale", "attn.q_scale", "attn.prob_scale")  # for attention computed in 8 bits
 
 
@@ -48,6 +50,25 @@ def read_kv_scales(folder: Path, model: Model, tensors: Mapping[str, TensorInfo]
         )
     k, v = (tuple(_number(tensors[str(names[at])], str(names[at])) for names in found) for at in (0, 1))
     return KVScales(k, v)
+
+
+def stated_format(folder: Path, config: Mapping[str, Any], model: Model, tensors: Mapping[str, TensorInfo]) -> str:
+    """Return the number format of the KV cache for which a checkpoint was made, or "".
+
+    It is `kv_cache_scheme` (compressed-tensors) or `kv_cache_quant_algo` (ModelOpt) of quantization_config, or fp8 if
+    there are scales of a KV cache. It may be a format that no executor has, such as nvfp4."""
+    settings = config.get("quantization_config")
+    settings = settings if isinstance(settings, dict) else {}
+    scheme, algorithm = settings.get("kv_cache_scheme"), settings.get("kv_cache_quant_algo")
+    if isinstance(scheme, dict):
+        kind = {"float": "fp", "int": "int"}.get(str(scheme.get("type")), str(scheme.get("type")))
+        return f"{kind}{scheme.get('num_bits')}"
+    if isinstance(algorithm, str):
+        return algorithm.lower()
+    if (folder / FILE).exists():
+        return "fp8"
+    path, part = next(iter(_attentions(model)), ("", None))
+    return "fp8" if part is not None and any(_pair(path, part, tensors)) else ""
 
 
 def is_kv_scale(model: Model, name: str) -> bool:

@@ -24,6 +24,12 @@ class Rows:
     stride: int = 0  # rows of the tensor from the start of a run to that of the next
     step: int = 1  # rows of the tensor from one row to the next (2: the rows of two projections alternate)
     has_bias: bool = True  # False: in a projection with a bias, that of these rows is 0 and not stored (Whisper's keys)
+    period: int = 0  # number of units in the tensor if the others repeat them; 0: it has all units
+
+    @property
+    def stored(self) -> int:
+        """Number of units in the tensor."""
+        return self.period or self.units
 
 
 @declared(frozen=True, kw_only=True)
@@ -506,6 +512,9 @@ class DeltaNet:
     half       in_proj_qkv and in_proj_z, but in_proj_ba with the rows of one key head after another (GGUF); conv1d
     """
     beta_scale: float = 1.0  # multiplies sigmoid(b)
+    stored_key_heads: int = 0
+    """Number of key heads in the tensors if the others repeat them: value head h shares those of head h modulo this
+    number. 0: the tensors have all key heads. In GGUF, value heads have this order, and key_heads is their number."""
     log_decay: bool = True  # A is stored as log(-A), in GGUF as A
     name: str = "linear_attn"
 

@@ -61,9 +61,9 @@ def shared_units(units: int, rank: int, ranks: int, what: str) -> tuple[int, int
 def row_runs(piece: Rows, first: int, units: int) -> Iterator[tuple[int, int]]:
     """Yield the runs of rows, `step` rows apart, that contain these units of a piece: first row in the tensor, and
     number of rows."""
-    each = piece.units // piece.groups
+    each = piece.stored // piece.groups
     while units > 0:
-        group, within = divmod(first, each)
+        group, within = divmod(first % piece.stored, each)
         count = min(units, each - within)
         yield piece.at + group * piece.stride + within * piece.width * piece.step, count * piece.width
         first, units = first + count, units - count

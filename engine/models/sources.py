@@ -67,7 +67,7 @@ def packed(*rows: Rows) -> tuple[Rows, ...]:
     placed = []
     for piece in rows:
         placed.append(replace(piece, at=at[piece.source]))
-        at[piece.source] += piece.units * piece.width
+        at[piece.source] += piece.stored * piece.width
     return tuple(placed)
 
 
@@ -368,13 +368,20 @@ def _delta_rows(part: DeltaNet) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
     """Return the rows of q, k, v and z, and the rows of b and a."""
     heads, values = part.key_heads, part.value_heads
     sizes = ((heads, part.key_dim), (heads, part.key_dim), (values, part.value_dim), (values, part.value_dim))
+    stored = part.stored_key_heads
     if part.projections == "separate":
         names = "q_proj", "k_proj", "v_proj", "g_proj"
         named = (Rows(source=name, units=units, width=width) for name, (units, width) in zip(names, sizes, strict=True))
         return tuple(named), tuple(Rows(source=name, units=values) for name in ("b_proj", "a_proj"))
     if part.projections in ("joined", "half"):
         *qkv, z = sizes
-        wide = (*packed(*(Rows(source="in_proj_qkv", units=units, width=width) for units, width in qkv)),)
+        periods = stored, stored, 0
+        wide = packed(
+            *(
+                Rows(source="in_proj_qkv", units=units, width=width, period=period)
+                for (units, width), period in zip(qkv, periods, strict=True)
+            )
+        )
         wide = (*wide, Rows(source="in_proj_z", units=z[0], width=z[1]))
         if part.projections == "half":
             return wide, _grouped("in_proj_ba", heads, ((values, 1), (values, 1)))
@@ -413,6 +420,8 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
     sizes = [(piece.units, piece.width) for piece in channels]
     separate = isinstance(part, KimiDelta) or (isinstance(part, DeltaNet) and part.projections == "separate")
     taps = _parameter(f"{conv}.weight", *sizes, inner=(1, part.conv))
+    periods = (replace(rows, period=piece.period) for rows, piece in zip(taps.rows, channels, strict=True))
+    taps = replace(taps, rows=packed(*periods))
     if separate:
         named = (replace(piece, source=f"{name}_conv1d.weight") for name, piece in zip("qkv", taps.rows, strict=True))
         taps = replace(taps, rows=packed(*named))
@@ -494,7 +503,7 @@ def linear_sources(part: Linear, path: str) -> Shapes:
     uses, for example an output gate."""
     height: Counter[str] = Counter()
     for piece in part.rows:
-        run = piece.units // piece.groups * piece.width  # consecutive rows, or every `step`-th one
+        run = piece.stored // piece.groups * piece.width  # consecutive rows, or every `step`-th one
         end = piece.at + piece.stride * (piece.groups - 1) + (run - 1) * piece.step + 1
         height[piece.source] = max(height[piece.source], end)
     found: Shapes = {f"{join(path, name)}.weight": (rows, part.inputs) for name, rows in height.items()}
@@ -847,7 +856,7 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             for parameter in (one for one in parameters(body).values() if one.values is None):
                 height: Counter[str] = Counter()
                 for piece in parameter.rows:
-                    height[piece.source] += piece.units * piece.width
+                    height[piece.source] += piece.stored * piece.width
                 for name, rows in height.items():
                     found[join(path, body.name, name)] = parameter.stored or (rows, *parameter.inner)
         if isinstance(body, RgLru):

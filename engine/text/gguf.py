@@ -1,13 +1,13 @@
 """Tokenizer and chat templates in a GGUF file.
 
 `tokenizer.ggml.model` is the algorithm. For `gpt2` (byte-level BPE), the file has tokens, merges and the name of the
-pre-tokenization rule; they are converted to an equivalent tokenizer.json. For `llama` (SentencePiece's BPE), it has
-pieces, scores and types; they are converted to a SentencePiece model. Named tokens, added begin and end tokens and the
-templates are converted to the contents of tokenizer_config.json.
+pre-tokenization rule; they are converted to an equivalent tokenizer.json. `gemma4` is BPE of characters. For `llama`
+(SentencePiece's BPE) and `t5` (SentencePiece's unigrams), it has pieces, scores and types; they are converted to a
+SentencePiece model. Named tokens, added begin and end tokens and the templates are converted to the contents of
+tokenizer_config.json.
 
 Sources: ggml's description of GGUF; llama.cpp's convert_hf_to_gguf.py and llama-vocab.cpp, which define the names of
-the
-rules; the tokenizer.json files of the models that the rules are named after.
+the rules; the tokenizer.json files of the models that the rules are named after.
 """
 
 import struct
@@ -26,10 +26,11 @@ from engine.text.fast import FastTokenizer
 from engine.text.ranks import PATTERN, QWEN_PATTERN
 from engine.text.tekken import BYTE_LEVEL, pre_tokenizers
 
-BPE, PIECES = "gpt2", "llama"
+BPE, CHARACTERS, PIECES, UNIGRAMS = "gpt2", "gemma4", "llama", "t5"
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
 _ADDED_SCORE = -1000.0  # score that llama.cpp's converter gives to tokens that are not in the SentencePiece model
 _PREFIX = "tokenizer.ggml."
+_CHARSMAP = f"{_PREFIX}precompiled_charsmap"  # how SentencePiece replaces characters
 _TEMPLATE = "tokenizer.chat_template"
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _MARKS = r"\p{Lm}\p{Lo}\p{M}"
@@ -62,6 +63,14 @@ def _split(*patterns: str) -> tuple[dict[str, Any], ...]:
 
 _GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _PLAIN = _Rule((_GPT2,))
+_CHARACTERS = _Rule(
+    ({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},),
+    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    begins=True,
+)
+"""BPE of characters: ▁ is a space, and a character without a token becomes tokens of its bytes."""
+_SPACES = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+_OF_CHARACTERS = {"type": "Sequence", "decoders": [_SPACES, {"type": "ByteFallback"}, {"type": "Fuse"}]}
 _SINGLE_DIGITS = _Rule(({"type": "Digits", "individual_digits": True}, _GPT2))
 _LLAMA3 = _Rule(_split(PATTERN), whole=True, begins=True)
 _QWEN2 = _Rule(_split(QWEN_PATTERN), {"type": "NFC"})
@@ -188,7 +197,7 @@ def gguf_backend(path: Path, special: list[str]) -> Backend:
     Raises CheckpointError.
     """
     file, vocabulary = _checked(path)
-    if file.keys[f"{_PREFIX}model"] == BPE:
+    if file.keys[f"{_PREFIX}model"] in (BPE, CHARACTERS):
         return FastTokenizer(path, _bpe(file, vocabulary), [], special)
     return _pieces(file, vocabulary, special)
 
@@ -202,13 +211,17 @@ def _checked(path: Path) -> tuple[GgufFile, "_Vocabulary"]:
     file = read_gguf(path)
     kind, vocabulary = file.require(f"{_PREFIX}model"), _vocabulary(file)
     cure = "Put the file into a folder with the tokenizer.json of the model it was made from"
-    if kind not in (BPE, PIECES):
-        raise CheckpointError(f"{path}: {_PREFIX}model is {kind!r}; supported are {BPE} and {PIECES}. {cure}")
+    if kind not in (BPE, CHARACTERS, PIECES, UNIGRAMS):
+        known = f"{BPE}, {CHARACTERS}, {PIECES} and {UNIGRAMS}"
+        raise CheckpointError(f"{path}: {_PREFIX}model is {kind!r}; supported are {known}. {cure}")
     rule = file.keys.get(f"{_PREFIX}pre")
     if kind == BPE and rule not in RULES:
         raise CheckpointError(f"{path}: {_PREFIX}pre is {rule!r}, which is not a known pre-tokenizer. {cure}")
-    if kind == BPE and not isinstance(file.require(f"{_PREFIX}merges"), tuple):
+    if kind in (BPE, CHARACTERS) and not isinstance(file.require(f"{_PREFIX}merges"), tuple):
         raise CheckpointError(f"{path}: {_PREFIX}merges is not an array; copy the file again")
+    octets = file.keys.get(_CHARSMAP, ())
+    if not isinstance(octets, tuple) or not all(isinstance(octet, int) for octet in octets):
+        raise CheckpointError(f"{path}: {_CHARSMAP} is not an array of bytes; copy the file again")
     return file, vocabulary
 
 
@@ -244,7 +257,7 @@ def _named_templates(file: GgufFile) -> Iterator[tuple[str, str]]:
             yield key, value
 
 
-def _ends(file: GgufFile, begins: bool) -> tuple[int | None, int | None]:
+def _ends(file: GgufFile, begins: bool, ends: bool = False) -> tuple[int | None, int | None]:
     """Return the tokens that are added before and after every text."""
 
     def token(name: str, default: bool) -> int | None:
@@ -252,12 +265,14 @@ def _ends(file: GgufFile, begins: bool) -> tuple[int | None, int | None]:
         found = file.keys.get(f"{_PREFIX}{name}_token_id")
         return found if wanted and isinstance(found, int) else None
 
-    return token("bos", begins), token("eos", False)
+    return token("bos", begins), token("eos", ends)
 
 
 def _bpe(file: GgufFile, vocabulary: _Vocabulary) -> str:
     """Return the text of a tokenizer.json."""
-    rule, merges = RULES[file.keys[f"{_PREFIX}pre"]], file.keys[f"{_PREFIX}merges"]
+    characters = file.keys[f"{_PREFIX}model"] == CHARACTERS
+    rule = _CHARACTERS if characters else RULES[file.keys[f"{_PREFIX}pre"]]
+    unknown = file.keys.get(f"{_PREFIX}unknown_token_id", -1)
     listed = list(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
     added = [
         _added(token, text, kind == CONTROL)
@@ -273,12 +288,15 @@ def _bpe(file: GgufFile, vocabulary: _Vocabulary) -> str:
             "normalizer": rule.normalizer,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": rule.pre_tokenizers},
             "post_processor": _around(vocabulary.tokens, *_ends(file, rule.begins)),
-            "decoder": BYTE_LEVEL,
+            "decoder": _OF_CHARACTERS if characters else BYTE_LEVEL,
             "model": {
                 "type": "BPE",
                 "vocab": {text: token for token, (text, kind) in enumerate(listed) if kind != UNUSED},
-                "merges": merges,
+                "merges": file.keys[f"{_PREFIX}merges"],
                 "ignore_merges": rule.whole,
+                "byte_fallback": characters,
+                "fuse_unk": characters,
+                "unk_token": vocabulary.tokens[unknown] if characters and 0 <= unknown < len(listed) else None,
             },
         }
     ).decode()
@@ -323,7 +341,8 @@ def _pieces(file: GgufFile, vocabulary: _Vocabulary, special: list[str]) -> Back
             added.append(Added(token, text))
         elif kind == USER_DEFINED and score == _ADDED_SCORE:
             added.append(Added(token, text, special=False))
-    begin, end = _ends(file, True)
+    unigrams = file.keys[f"{_PREFIX}model"] == UNIGRAMS
+    begin, end = _ends(file, not unigrams, unigrams)
     hidden = {token.id for token in added if not token.special}
     model = model_of(file.path, _proto(file, vocabulary, hidden))
     return SentencePieceTokenizer(model, added, begin, end, legacy=True)
@@ -346,9 +365,14 @@ def _proto(file: GgufFile, vocabulary: _Vocabulary, hidden: set[int]) -> bytes:
         for place, token in enumerate(ids)
         if isinstance(token, int) and 0 <= token < len(vocabulary.tokens)
     )
-    trainer = _number(3, 2) + _number(35, int(any(kind == 6 for kind in vocabulary.kinds))) + named
+    trainer = (
+        _number(3, 1 if file.keys[f"{_PREFIX}model"] == UNIGRAMS else 2)
+        + _number(35, int(any(kind == 6 for kind in vocabulary.kinds)))
+        + named
+    )
     normalizer = (
         _field(1, b"identity")
+        + _field(2, bytes(octet & 0xFF for octet in file.keys.get(_CHARSMAP, ())))
         + _number(3, int(file.keys.get(f"{_PREFIX}add_space_prefix", True)))
         + _number(4, int(file.keys.get(f"{_PREFIX}remove_extra_whitespaces", False)))
     )

@@ -5,13 +5,15 @@ the page cache, from which other engines and the next start read the file, so po
 """
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from engine.models.headers import TensorInfo
+from engine.weights.read_ahead import ReadAhead, Span
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -48,6 +50,17 @@ class Weights:
         self._maps: dict[Path, mmap.mmap] = {}
         self._bytes: dict[Path, Tensor] = {}  # the same memory
         self._unreleased: set[str] = set()
+        self._ahead: ReadAhead | None = None
+
+    @contextmanager
+    def reading_ahead(self) -> Iterator[None]:
+        """Let a thread read the files before their tensors are used."""
+        self._ahead = ReadAhead(map(_span, self.tensors.values()))
+        try:
+            yield
+        finally:
+            self._ahead.close()
+            self._ahead = None
 
     def has(self, name: str) -> bool:
         return name in self.tensors
@@ -68,6 +81,8 @@ class Weights:
             self._done += info.bytes
             self._progress(min(1.0, self._done / self._total))
         self._unreleased.add(name)
+        if self._ahead is not None:
+            self._ahead.used(_span(info))
         raw = self._map(info.file)[info.offset : info.offset + info.bytes]
         if info.dtype not in TORCH_DTYPES:
             return raw
@@ -100,3 +115,7 @@ class Weights:
                 self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
             self._bytes[file] = torch.frombuffer(self._maps[file], dtype=torch.uint8)
         return self._bytes[file]
+
+
+def _span(info: TensorInfo) -> Span:
+    return Span(info.file, info.offset, info.offset + info.bytes)

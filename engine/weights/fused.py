@@ -69,9 +69,7 @@ def _fused_blocks(
         assert isinstance(part, BlockWeight), "formats have blocks for this product"
         _check_split(native, name, part.inputs, matrix)
         pieces.append(part.cut(piece.taken, matrix.first_input, matrix.inputs))
-    if len(pieces) == 1:
-        return pieces[0]
-    return BlockWeight(torch.cat([piece.blocks for piece in pieces]), native.type, matrix.inputs)
+    return pieces[0] if len(pieces) == 1 else BlockWeight.joined(pieces)
 
 
 def _cut(part: Integers, rows: slice, matrix: Slots, *, channels: bool) -> Integers:

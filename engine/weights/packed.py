@@ -38,7 +38,12 @@ class PackedFile:
         key = json.dumps([VERSION, kind, tiling._asdict(), share, stats])
         self.path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
         self._new: dict[str, Packed] = {}
-        self._weights, self._forms = _read(self.path)
+        self.weights, self._forms = _read(self.path)
+
+    @property
+    def has_matrices(self) -> bool:
+        """Return whether the cache had a file of these matrices."""
+        return bool(self._forms)
 
     def get(self, name: str) -> Packed | None:
         """Return a matrix as a view of the file, or None. It must be copied before `release`."""
@@ -46,11 +51,11 @@ class PackedFile:
             return None
         form = dict(self._forms[name])
         scale_type = getattr(torch, str(form.pop("scale_type")))
-        return Packed(self._weights.read(name), scale_type=scale_type, **form)
+        return Packed(self.weights.read(name), scale_type=scale_type, **form)
 
     def release(self) -> None:
         """Make the pages of all matrices read so far non-resident."""
-        self._weights.release()
+        self.weights.release()
 
     def put(self, name: str, packed: Packed) -> None:
         self._new[name] = packed
@@ -63,7 +68,7 @@ class PackedFile:
                 self._write()
         except (OSError, SafetensorError) as error:
             _log.warning("quantized weights are not cached: %s: %s", self.path, error)
-        self._weights.close()
+        self.weights.close()
         self._new, self._forms = {}, {}
 
     def _write(self) -> None:

@@ -2,7 +2,7 @@
 or dequantized, as if the checkpoint had the weights in float32 (`read`). `engine.formats` has the formats.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,16 +85,17 @@ class QuantizedWeights:
 
     def native(
         self, path: str, matrix: Slots, executor: Executor, device: torch.device, role: Role = "projection"
-    ) -> NativeWeight | tuple[NativeWeight, ...] | None:
+    ) -> NativeWeight | Iterator[NativeWeight] | None:
         """Return a rank's share of a fused matrix, or None if the executor needs it dequantized; several for a
-        `Segmented` product. Raises CheckpointError if the share would divide groups or blocks."""
+        `Segmented` product, each read when it is asked for. Raises CheckpointError if the share would divide groups or
+        blocks."""
         names = tuple(join(path, piece.source) for piece in matrix.pieces)
         native = self.quantization.native(names, executor)
         if native is None or role not in native.roles(executor):
             return None
         if not isinstance(native, Segmented):
             return self._share(native, names, matrix, executor, device)
-        return tuple(
+        return (
             self._share(one, names[run], replace(matrix, pieces=matrix.pieces[run]), executor, device)
             for run, one in self._segments(names, executor)
         )

@@ -10,17 +10,19 @@ from torch import Tensor
 
 from engine.formats.native import CHANNEL_GROUP, Groups
 from kernels.ggml_blocks import BlockWeight
-from kernels.ggml_layout import LAYOUTS, row_bytes
+from kernels.ggml_layout import layout_of, row_bytes
 from kernels.quantisation import Int4Weight, Int8Weight
 
 MIDDLE, SPREAD = 8, 4.6  # zero point of 4 bits, and the standard deviation of 0 to 15
 SPREAD_8 = 73.6  # standard deviation of -127 to 127
 # Blocks of ggml: places of their float16 scales, and the root mean square of random codes times scales of 1.
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": (), "INT6": (48,)}
+HALVES |= dict.fromkeys(("NVFP4", "MXFP8", "NF4", "FP4"), ())
 HALVES |= dict.fromkeys(("Q4_K", "Q5_K", "Q4_1", "Q5_1"), (0, 2))
 SIZES = {
     **{"Q2_K": 13.4, "Q3_K": 43.4, "Q4_K": 300.0, "Q5_K": 637.0, "Q6_K": 1364.0, "IQ4_XS": 1245.0, "IQ4_NL": 67.5},
     **{"MXFP4": 2.92, "Q4_1": 9.66, "Q5_0": 9.25, "Q5_1": 18.9, "INT6": 18.5},
+    **{"NVFP4": 5.84, "MXFP8": 0.45, "NF4": 0.52, "FP4": 0.47},
 }
 
 
@@ -74,18 +76,26 @@ class RandomWeights:
         return Int4Weight(values, scales, zeros, group, order)
 
     def blocks(self, path: str, rows: int, inputs: int, kind: str) -> BlockWeight:
-        """Return a matrix in blocks of ggml, [rows, inputs]."""
-        size, scale = LAYOUTS[kind].bytes, 1 / (SIZES[kind] * math.sqrt(inputs))
+        """Return a matrix in blocks, [rows, inputs]."""
+        size, scale = layout_of(kind).bytes, 1 / (SIZES[kind] * math.sqrt(inputs))
         shape = rows, row_bytes(kind, inputs) // size, size
+        factors = torch.full((rows,), scale, device=self._device) if kind == "NVFP4" else None
         if self._device.type == "meta":
-            return BlockWeight(torch.empty(shape, dtype=torch.uint8, device=self._device).flatten(1), kind, inputs)
+            empty = torch.empty(shape, dtype=torch.uint8, device=self._device)
+            return BlockWeight(empty.flatten(1), kind, inputs, factors)
         draw = torch.Generator(self._device).manual_seed(zlib.crc32(path.encode()))
         made = torch.randint(0, 256, shape, generator=draw, dtype=torch.uint8, device=self._device)
-        if kind == "MXFP4":
+        if kind == "MXFP8":
+            made = (made & 0x80) | (made & 0x7F) % 60  # numbers from -1.375 to 1.375
+        if kind in ("MXFP4", "MXFP8"):
             made[:, :, 0] = 127 + round(math.log2(scale))
+        if kind == "NVFP4":
+            made[:, :, 0] = 0x38  # 1 in e4m3
+        if kind in ("NF4", "FP4"):
+            made[:, :, :4] = torch.tensor([scale], device=self._device).view(torch.uint8)
         for at in HALVES.get(kind, (0,)):
             made[:, :, at : at + 2] = torch.tensor([scale], dtype=torch.float16, device=self._device).view(torch.uint8)
-        return BlockWeight(made.flatten(1), kind, inputs)
+        return BlockWeight(made.flatten(1), kind, inputs, factors)
 
     def has(self, name: str) -> bool:
         return name in self._shapes

@@ -5,6 +5,7 @@ memory bandwidth (docs/performance.md). The allocation requests transparent huge
 memory.
 """
 
+import math
 import mmap
 from contextlib import suppress
 
@@ -24,11 +25,16 @@ class Arena:
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a contiguous copy of the tensor in the arena."""
-        size = -(-tensor.nbytes // LINE) * LINE
+        return self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor in the arena, to be filled."""
+        wanted = math.prod(shape) * dtype.itemsize
+        size = -(-wanted // LINE) * LINE
         if size > len(self._room):
             self._room = region(max(size, REGION))
-        place, self._room = self._room[: tensor.nbytes], self._room[size:]
-        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        place, self._room = self._room[:wanted], self._room[size:]
+        return place.view(dtype).view(shape)
 
 
 def region(size: int) -> Tensor:

@@ -12,6 +12,8 @@ blocks_…     [outputs / V][block]{codes, scales of sub-blocks, scales}      bl
 Outputs are padded, and inputs are padded to whole words, groups or blocks, with values that multiply as zero.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +27,8 @@ from kernels.quantisation import Int4Weight, Int8Weight
 BLOCK_FORMS = {kind: f"blocks_{kind.lower()}" for kind in LAYOUTS}
 FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "pairs_bf16", "tiles_int4", "tiles_int8", *BLOCK_FORMS.values())
 Weight = Tensor | Int8Weight | Int4Weight | BlockWeight
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Allocates the memory of a packed weight."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +72,30 @@ def form_for(weight: Weight, tiling: Tiling) -> str:
     return "tiles_f32"
 
 
-def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
+def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def pack(weight: Weight, tiling: Tiling, form: str | None = None, empty: Empty = _fresh) -> Packed:
     """Pack a weight, [outputs, inputs]. `form` None: the best form for it."""
     form = form or form_for(weight, tiling)
     if isinstance(weight, BlockWeight):
-        return _pack_blocks(weight, form, tiling)
+        return _pack_blocks(weight, form, tiling, empty)
     if not isinstance(weight, Tensor):
-        return _pack_groups(weight, form, tiling)
+        return _pack_groups(weight, form, tiling, empty)
     outputs, inputs = weight.shape
     if form in ("amx_bf16", "pairs_bf16"):
-        data = _words(_padded(weight.to(torch.bfloat16), 16, 32), 16, 2)
+        words = _words(_padded(weight.to(torch.bfloat16), 16, 32), 16, 2)
     else:
         kept = weight.to(torch.float32 if form == "tiles_f32" else torch.bfloat16)
-        data = _words(_padded(kept, 2 * tiling.width, 1), 2 * tiling.width, 1)
-    return Packed(data, form, outputs, inputs)
+        words = _words(_padded(kept, 2 * tiling.width, 1), 2 * tiling.width, 1)
+    return Packed(empty(tuple(words.shape), words.dtype).copy_(words), form, outputs, inputs)
 
 
-def _pack_blocks(weight: BlockWeight, form: str, tiling: Tiling) -> Packed:
+def _pack_blocks(weight: BlockWeight, form: str, tiling: Tiling, empty: Empty) -> Packed:
     """The library of the variant reorders blocks, because torch would take several times as long."""
     outputs, blocks = len(weight.blocks), weight.blocks.contiguous()
-    data = torch.empty((-(-outputs // tiling.width) * tiling.width, blocks.shape[1]), dtype=torch.uint8)
+    data = empty((-(-outputs // tiling.width) * tiling.width, blocks.shape[1]), torch.uint8)
     pack_blocks = load(tiling.variant).slipway_pack_blocks
     pack_blocks(FORMS.index(form), blocks.data_ptr(), outputs, weight.inputs, data.data_ptr())
     return Packed(data, form, outputs, weight.inputs, group=LAYOUTS[weight.kind].inputs)
@@ -103,7 +111,7 @@ def restore_blocks(weight: BlockWeight, variant: str) -> Tensor:
     return values
 
 
-def _pack_groups(weight: Int8Weight | Int4Weight, form: str, tiling: Tiling) -> Packed:
+def _pack_groups(weight: Int8Weight | Int4Weight, form: str, tiling: Tiling, empty: Empty) -> Packed:
     outputs, inputs = weight.values.shape
     side, group = tiling.width * (1 if isinstance(weight, Int4Weight) else 2), weight.group
     if group % 32:
@@ -117,8 +125,12 @@ def _pack_groups(weight: Int8Weight | Int4Weight, form: str, tiling: Tiling) -> 
     parts = [words, _of_groups(weight.scales, side).view(torch.uint8)]
     if zeros is not None:
         parts.append(_of_groups(zeros, side))
+    sizes = [math.prod(part.shape[2:]) * part.itemsize for part in parts]
+    data = empty((*words.shape[:2], sum(sizes)), torch.uint8)
+    for place, part in zip(data.split(sizes, 2), parts, strict=True):
+        place.view(part.dtype).unflatten(2, part.shape[2:]).copy_(part)
     return Packed(
-        torch.cat(parts, 2).contiguous(),
+        data,
         form,
         outputs,
         inputs,
@@ -130,21 +142,28 @@ def _pack_groups(weight: Int8Weight | Int4Weight, form: str, tiling: Tiling) -> 
 
 
 def _halves(values: Tensor, side: int, word: int, group: int) -> Tensor:
-    """4 bits → [outputs / side][group][bytes]."""
-    words = _words(values, side, word).unflatten(1, (-1, group // (2 * word), 2))
-    # [tile, group, pair, 2, output, input of the word]: the first word of a pair goes to the low halves of the bytes
-    return (words[:, :, :, 0] | words[:, :, :, 1] << 4).flatten(2)
+    """4 bits → [outputs / side][group][pair of words][side] of `_elements`."""
+    # [output, pair, 2, input of the word]: the first word of a pair goes to the low halves of the bytes
+    pairs = values.view(len(values), -1, 2, word)
+    joined = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    return _elements(joined.flatten(1), side, word).unflatten(1, (-1, group // (2 * word)))
 
 
 def _bytes(values: Tensor, side: int, word: int, group: int) -> Tensor:
-    """8 bits → [outputs / side][group][bytes]."""
-    unsigned = (values.to(torch.int16) + 128).to(torch.uint8)
-    return _words(unsigned, side, word).unflatten(1, (-1, group // word)).flatten(2)
+    """8 bits → [outputs / side][group][word][side] of `_elements`."""
+    unsigned = values.view(torch.uint8) ^ 128  # + 128
+    return _elements(unsigned, side, word).unflatten(1, (-1, group // word))
+
+
+def _elements(octets: Tensor, side: int, word: int) -> Tensor:
+    """[outputs, bytes] → [outputs / side][words][side], a view. Words of 4 bytes are one element each, so that they are
+    copied as such; shorter words are [side][word]."""
+    return _words(octets.view(torch.int32), side, 1).flatten(2) if word == 4 else _words(octets, side, word)
 
 
 def _words(weight: Tensor, side: int, word: int) -> Tensor:
-    """[outputs, inputs] → [outputs / side][inputs / word][side][word]."""
-    return weight.view(len(weight) // side, side, -1, word).transpose(1, 2).contiguous()
+    """[outputs, inputs] → [outputs / side][inputs / word][side][word], a view."""
+    return weight.view(len(weight) // side, side, -1, word).transpose(1, 2)
 
 
 def _of_groups(values: Tensor, side: int) -> Tensor:

@@ -232,6 +232,7 @@ BLOCK_EXPERT_MATMUL = Op(
             {"tokens": 70, "num_experts": 3, "top_k": 2, "rows": 64, "inputs": 96, "outputs": 24, "kind": "MXFP4"},
         ),
         Case("scaled", {"tokens": 9, "num_experts": 6, "top_k": 3, "biased": True, "scaled": True, **SMALL}),
+        Case("nvfp4", {"tokens": 3, "num_experts": 4, "top_k": 2, "kind": "NVFP4", **SMALL}),
         Case("empty", {"tokens": 0, "num_experts": 4, "top_k": 2, **SMALL}),
         *(
             Case(

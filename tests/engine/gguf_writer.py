@@ -19,13 +19,16 @@ from transformers import PretrainedConfig
 
 PERMUTED = (
     *("llama", "granite", "granitemoe", "granitehybrid", "arcee", "minicpm", "smollm3", "mistral3"),
-    *("olmo", "internlm2"),
+    *("olmo", "internlm2", "arctic"),
 )
 MAMBA_2 = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 PLAIN: Mapping[str, Type] = {}
 SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,)}  # places of float16 numbers in a block
 SCALES |= dict.fromkeys((Type.Q4_K, Type.Q5_K, Type.Q4_1, Type.Q5_1), (0, 2))
-ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next")  # the converter adds 1 to weights of norms
+ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
+"""Kinds with norms to whose weights the converter adds 1."""
+EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
+MEMBER = re.compile(r"(.*altup\w*projections)\.(\d+)\.weight")
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,33 @@ class Kind:
 
 
 def write_gguf(
-    path: Path, model: Any, kind: Kind, *, parts: int = 1, types: Mapping[str, Type] = PLAIN, restored: bool = False
+    path: Path,
+    model: Any,
+    kind: Kind,
+    *,
+    parts: int = 1,
+    types: Mapping[str, Type] = PLAIN,
+    restored: bool = False,
+    source: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a file, or one split into `parts`; return the first. types: of tensors whose name has this in it, with
-    drawn numbers. restored: write these numbers in float32."""
-    config, tensors = model.config, _tensors(model, kind.name)
-    keys = {**_keys(config), **kind.keys}
+    drawn numbers. restored: write these numbers in float32. source: tensors of the original checkpoint, if they are not
+    those of the model."""
+    found = model.state_dict() if source is None else source
+    config = model.config
+    if kind.name == "gemma4":
+        config.allow_global_per_layer_attribute_access = True
+    tensors = _tensors(_stacked(found), config, kind.name)
+    keys = {**_keys(config), **_activations(found), **kind.keys}
+    if kind.name == "gemma4":
+        tensors["rope_freqs.weight"] = _divisors(config)
     names = (
         [path] if parts == 1 else [path.with_name(f"{path.stem}-{n + 1:05}-of-{parts:05}.gguf") for n in range(parts)]
     )
     for number, name in enumerate(names):
         writer = gguf.GGUFWriter(name, kind.name)
         for key, value in (keys if number == 0 else {}).items():
-            _add(writer, f"{kind.name}.{key}" if not key.startswith("tokenizer.") else key, value)
+            _add(writer, key if key.startswith(("tokenizer.", "xielu.")) else f"{kind.name}.{key}", value)
         if parts > 1:
             writer.add_uint16("split.no", number)
             writer.add_uint16("split.count", parts)
@@ -129,20 +146,61 @@ def _keys(c: PretrainedConfig) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _tensors(model: Any, kind: str) -> dict[str, Tensor]:
-    config = model.config
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with one for each projection of all experts of a layer, and for the projections of AltUp."""
+    found, parts = dict[str, Tensor](), dict[str, list[Tensor]]()
+    for name in sorted(tensors, key=lambda one: [int(part) if part.isdigit() else 0 for part in one.split(".")]):
+        tensor = tensors[name]
+        expert, member = EXPERT.fullmatch(name), MEMBER.fullmatch(name)
+        if expert is None and member is None:
+            found[name] = tensor
+            continue
+        whole = f"{expert[1]}.{expert[3]}.weight" if expert is not None else f"{member[1]}.weight"  # type: ignore[index]
+        parts.setdefault(whole, []).append(tensor)
+    return found | {name: torch.stack(ones) for name, ones in parts.items()}
+
+
+def _activations(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Return the numbers of Apertus' activations, as keys."""
+    names = [name for name in tensors if ".act_fn." in name]
+    return {
+        f"xielu.{last}": [float(tensors[name]) for name in names if name.endswith(f".{last}")]
+        for last in dict.fromkeys(name.rpartition(".")[2] for name in names)
+    }
+
+
+def _divisors(config: Any) -> Tensor:
+    """Return the divisors of frequencies of Gemma 4's full layers: those that do not turn have 1e30."""
+    half = config.head_dim  # of sliding layers; that of full ones is twice as large
+    turned = int(half * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    return torch.tensor([1.0] * turned + [1e30] * (half - turned))
+
+
+def _names(arch: gguf.MODEL_ARCH, layers: int) -> gguf.TensorNameMap:
+    """Return the names of tensors, by a table of its own: the package adds the names of some architectures to that of
+    all."""
+
+    class Names(gguf.TensorNameMap):
+        block_mappings_cfg = dict(gguf.TensorNameMap.block_mappings_cfg)
+
+    return Names(arch, layers)
+
+
+def _tensors(source: Mapping[str, Tensor], config: Any, kind: str) -> dict[str, Tensor]:
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
-    known = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    known = _names(arch, max(config.num_hidden_layers, getattr(config, "num_decoder_layers", 0)))
     found: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+    for name, tensor in source.items():
+        tied = torch.equal(tensor, source["shared.weight"]) if kind == "t5" else config.tie_word_embeddings
+        if (name == "lm_head.weight" and tied) or ".act_fn." in name or (kind == "t5" and "embed_tokens" in name):
             continue
         for changed, value in _changed(name, tensor.clone(), config, kind):
             path, _, last = changed.rpartition(".")
+            if changed.startswith("blk."):
+                found[changed] = value
+                continue
             if changed.endswith("e_score_correction_bias"):
                 path, last = changed.removesuffix("_bias"), "bias"
-            if changed.endswith("sinks"):
-                path, last = changed, "weight"
             if (bare := known.get_name(changed)) is not None:  # A and D of a recurrence
                 found[bare] = value
                 continue
@@ -159,6 +217,15 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
     stem, _, last = name.rpartition(".")
     if last == "expert_bias":
         return [(f"{name}.bias", tensor)]
+    if last in ("sinks", "attention_sink_bias", "layer_scalar", "correct_output_scale"):
+        return [(f"{name}.weight", tensor)]
+    if last in ("scale", "per_expert_scale"):  # Gemma 4
+        layer = name.split(".")[2]
+        return [(f"blk.{layer}.{'ffn_gate_inp' if last == 'scale' else 'ffn_down_exps'}.scale", tensor)]
+    if re.fullmatch(r".*\.experts\.\w+\.weight", name) or kind == "gemma4":
+        return [(f"{name}.weight" if ".experts." in name and last != "weight" else name, tensor)]
+    if kind.startswith("qwen35") and ".linear_attn." in name:
+        tensor = _tiled(name, tensor, config)
     if (changed := _recurrent(name, tensor, config, kind) or _fused(name, tensor, config, kind)) is not None:
         return changed
     if kind in PERMUTED and re.search(r"\b[qk]_proj\.", name):
@@ -166,7 +233,7 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
         return [(name, tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape))]
     if kind in ONE_MORE and name.endswith("norm.weight"):
         return [(name, tensor + 1)]
-    if name.endswith("kv_b_proj.weight"):
+    if name.endswith("kv_b_proj.weight") and kind != "minicpm3":
         by_head = tensor.view(config.num_attention_heads, -1, tensor.shape[1])
         keys, values = by_head[:, : config.qk_nope_head_dim], by_head[:, config.qk_nope_head_dim :]
         halves = {"k_b_proj": keys.transpose(1, 2), "v_b_proj": values}
@@ -202,7 +269,7 @@ def _recurrent(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[
     if name.endswith(".dt_bias"):
         return [(name.replace(".dt_bias", ".dt_proj.bias"), tensor)]
     if "conv1d.weight" in name:
-        return [(name, tensor.squeeze(1))]
+        return [(name, tensor.unsqueeze(0) if kind == "kimi-linear" else tensor.squeeze(1))]
     if kind in MAMBA_2 and name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
         groups = getattr(config, "n_groups", None) or config.mamba_n_groups
         return [(name, tensor.view(groups, -1))]
@@ -218,11 +285,49 @@ def _recurrent(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[
     return None
 
 
+def _tiled(name: str, tensor: Tensor, config: Any) -> Tensor:
+    """Return a tensor of Qwen3.5's DeltaNet with the value heads by number within their groups, as
+    _LinearAttentionVReorderBase of the converter."""
+    groups, width = config.linear_num_key_heads, config.linear_value_head_dim
+    each = config.linear_num_value_heads // groups
+
+    def turned(part: Tensor, size: int) -> Tensor:
+        return part.reshape(groups, each, size, *part.shape[1:]).transpose(0, 1).reshape(part.shape)
+
+    if "in_proj_qkv." in name or "conv1d." in name:
+        keys = 2 * groups * config.linear_key_head_dim
+        return torch.cat((tensor[:keys], turned(tensor[keys:], width)))
+    if "in_proj_z." in name:
+        return turned(tensor, width)
+    if "out_proj." in name:
+        return turned(tensor.t(), width).t()
+    if name.endswith(("in_proj_a.weight", "in_proj_b.weight", ".A_log", ".dt_bias")):
+        return turned(tensor, 1)
+    return tensor
+
+
+def _divided(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]]:
+    """Return q, k and v of a fused projection, the first two with rows in pairs."""
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    width = len(tensor) // (heads + 2 * kv_heads)
+    q, k, v = tensor.split([heads * width, kv_heads * width, kv_heads * width])
+    q, k = (
+        one.view(count, 2, -1, *one.shape[1:]).transpose(1, 2).reshape(one.shape)
+        for one, count in ((q, heads), (k, kv_heads))
+    )
+    layer = name.split(".")[2]
+    return [(f"blk.{layer}.attn_{one}.weight", part) for one, part in zip("qkv", (q, k, v), strict=True)]
+
+
 def _fused(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[str, Tensor]] | None:
     """Return the tensors that are written for fused projections: all rows of q, then of k, then of v; no transposed
     matrices."""
     if kind in ("gpt2",) and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
         return [(name, tensor.t())]
+    if ("W_pack" in name and kind == "baichuan") or ("query_key_value" in name and kind == "bailingmoe"):
+        return _divided(name, tensor, config, kind)
+    if kind == "bailingmoe2" and "query_key_value" in name:
+        return [(name, tensor)]
     if kind == "bloom":
         name = name.removeprefix("transformer.")
     if "query_key_value" not in name:

@@ -12,7 +12,7 @@ from engine.formats.native import GgmlBlocks
 from kernels.block_weights import PlaneWeight, pack_blocks
 from kernels.ggml_blocks import BlockWeight
 from kernels.jit import installed
-from kernels.plane_layout import PLANES
+from kernels.plane_layout import GGML_PLANES as PLANES
 from tests.kernels.test_blocks import drawn
 
 CPU = torch.device("cpu")

@@ -159,6 +159,7 @@ class Quantization(Section):
         target="engine.quantization.kv_cache",
         aliases={"vLLM": "kv_cache_dtype", "llama.cpp": ("cache_type_k", "cache_type_v")},
     )
-    """Number format of the KV cache. auto: on a GPU the activations' type; on a CPU the checkpoint's, and float16 for
-    GGUF files and with weights of 8, 6 or 4 bits. fp8 requires a GPU. int8 has a scale for each head and token, int4 a
+    """Number format of the KV cache. auto: the format that the checkpoint states, such as fp8 with its scales, if the
+    kernels have it; else on a GPU the activations' type, on a CPU the checkpoint's, and float16 for GGUF files and
+    with weights of 8, 6 or 4 bits. fp8 requires a GPU. int8 has a scale for each head and token, int4 a
     scale and a minimum for each 32 dims of a head; both run on a CPU and a GPU. docs/performance.md has their cost."""

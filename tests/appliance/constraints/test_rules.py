@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import json
 import math
 import random
 import re
@@ -356,13 +357,40 @@ def test_scales_of_fp8_pages_that_cannot_be_read_are_refused_before_the_start(tm
     shutil.copytree(ROOT / "manifests" / "demo", demo)
     (demo / "kv_cache_scales.json").write_text('{"kv_cache": {"scaling_factor": {"0": {"0": 1.0}}}}')
     (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {demo}}}}}\n")
-    assert (
-        validate(Given(tmp_path / "m.yaml"), GPU).engines[0].quantization.kv_cache == "bfloat16"
-    )  # which reads no scales
+    plain = Option("--set", "quantization.kv_cache", "bfloat16")  # reads no scales
+    assert validate(Given(tmp_path / "m.yaml", (plain,)), GPU).engines[0].quantization.kv_cache == "bfloat16"
     fp8 = Option("--set", "quantization.kv_cache", "fp8")
-    with pytest.raises(Refused, match="quantization.kv_cache: .*kv_cache_scales.json: has scales for layers") as caught:
-        validate(Given(tmp_path / "m.yaml", (fp8,)), GPU)
-    assert caught.value.cause == exits.CHECKPOINT
+    for options in ((), (fp8,)):  # auto is the format of the scales
+        with pytest.raises(
+            Refused, match="quantization.kv_cache: .*kv_cache_scales.json: has scales for layers"
+        ) as caught:
+            validate(Given(tmp_path / "m.yaml", options), GPU)
+        assert caught.value.cause == exits.CHECKPOINT
+
+
+@pytest.mark.parametrize(
+    ("stated", "machine", "want", "why"),
+    [
+        ("fp8", GPU, "fp8", "the format that the checkpoint states for its KV cache"),
+        ("fp8", CPU, "bfloat16", "; not fp8, which the checkpoint states: only Triton kernels support an fp8 KV cache"),
+        ("int8", GPU, "int8", "the format that the checkpoint states for its KV cache"),
+        ("int8", CPU, "int8", "the format that the checkpoint states for its KV cache; a token takes"),
+        ("nvfp4", GPU, "bfloat16", "; not nvfp4, which the checkpoint states: a KV cache in nvfp4 is not supported"),
+    ],
+)
+def test_pages_have_the_format_that_the_checkpoint_states(
+    stated: str, machine: Machine, want: str, why: str, tmp_path: Path
+) -> None:
+    """kv_cache_scheme of compressed-tensors, or kv_cache_quant_algo of ModelOpt; see tests/engine/models."""
+    demo = tmp_path / "demo"
+    shutil.copytree(ROOT / "manifests" / "demo", demo)
+    config = json.loads((demo / "config.json").read_text())
+    settings = {"quant_method": "modelopt", "kv_cache_quant_algo": stated.upper()}
+    (demo / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {demo}}}}}\n")
+    found = validate(Given(tmp_path / "m.yaml"), machine)
+    assert found.engines[0].quantization.kv_cache == want
+    assert why in next(one.reason for one in found.effective if one.key == "quantization.kv_cache")
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------

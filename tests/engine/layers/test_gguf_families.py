@@ -5,16 +5,30 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from appliance.lockfile.files import read_names
 from engine.api.errors import CheckpointError
+from engine.llm import LLM, Params
 from engine.models.checkpoint import check_tensors, checkpoint_root, read_checkpoint
-from engine.models.gguf_families import FAMILIES
+from engine.models.gguf_families import FAMILIES, made_config
 from kernels.cpu.library import best
 from tests.engine.gguf_writer import Kind, write_gguf
 from tests.engine.layers.conftest import QWEN3_NEXT
 from tests.engine.layers.families import CASES as CHECKPOINTS
-from tests.engine.layers.families import CONFIGURATIONS, DEFAULT, EAGER, LLAMA4, MLA, MOE, SIZES, YARN
+from tests.engine.layers.families import (
+    CONFIGURATIONS,
+    DEFAULT,
+    EAGER,
+    LLAMA4,
+    MLA,
+    MOE,
+    SIZES,
+    YARN,
+    random_family,
+    save_family,
+)
+from tests.engine.translators import write as write_translator
 
 MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.8}
 PARTIAL = {**DEFAULT, "partial_rotary_factor": 0.5}
@@ -138,6 +152,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "expert_shared_feed_forward_length": 30, "rope.dimension_count": 4, "ssm.conv_kernel": 4,
         "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6, "ssm.inner_size": 72}),
     "internlm2": ("Llama", {}, {}),
+    "qwen2vl": ("Qwen2", {}, {}),
+    "qwen3vl": ("Qwen3", {"head_dim": 16}, {}),
+    "qwen3vlmoe": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}, EXPERT_KEYS),
     "gpt2": ("GPT2", CHECKPOINTS["gpt2"][1], {}),
     "starcoder": ("GPTBigCode", CHECKPOINTS["starcoder"][1], {"attention.head_count_kv": 1}),
     "gptneox": ("GPTNeoX", CHECKPOINTS["neox"][1], {"rope.dimension_count": 4, "use_parallel_residual": True}),
@@ -145,8 +162,54 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bloom": ("Bloom", CHECKPOINTS["bloom"][1], {}),
     "mpt": ("Mpt", CHECKPOINTS["mpt"][1], {"attention.max_alibi_bias": 8.0}),
 }  # fmt: skip
-ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm"}
-"""Kinds with tests in test_gguf.py, or whose models transformers does not have."""
+DELTA_KEYS = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6,
+              "ssm.inner_size": 72, "rope.dimension_count": 4}  # fmt: skip
+KIMI_KEYS = {**ROUTED_KEYS, "leading_dense_block_count": 2, "expert_weights_scale": 2.446,
+             "attention.head_count_kv": [0, 1, 0], "rope.dimension_count": 6, "attention.kv_lora_rank": 24,
+             "attention.key_length": 30, "attention.key_length_mla": 14, "attention.value_length_mla": 10,
+             "ssm.conv_kernel": 4, "kda.head_dim": 10}  # fmt: skip
+SPARSITY = [float(torch.special.ndtri(torch.tensor(share))) for share in (0.6, 0.0, 0.9, 0.0)]
+
+# kind of file -> case of families.py, whose original checkpoint is converted, further settings, keys of this kind
+ORIGINALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen35": ("qwen3_5", {}, DELTA_KEYS),
+    "qwen35moe": ("qwen3_5-moe-heads", {}, {
+        **DELTA_KEYS, "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 22,
+        "expert_shared_feed_forward_length": 30}),
+    "apertus": ("apertus", {"rope_parameters": DEFAULT}, {}),
+    "kimi-linear": ("kimi_linear", {}, KIMI_KEYS),
+    "qwen": ("qwen1", {}, {"feed_forward_length": 132}),
+    "baichuan": ("baichuan", {}, {}),
+    "bailingmoe": ("bailing", {}, {
+        "feed_forward_length": 22, "expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 22,
+        "expert_shared_count": 2, "expert_weights_scale": 1.0, "expert_weights_norm": True,
+        "leading_dense_block_count": 0}),
+    "bailingmoe2": ("bailing2", {}, {
+        **ROUTED_KEYS, "expert_count": 12, "expert_group_count": 4, "expert_group_used_count": 2,
+        "expert_weights_norm": True, "rope.dimension_count": 8}),
+    "afmoe": ("afmoe", {}, {
+        **ROUTED_KEYS, "expert_shared_count": 2, "expert_weights_scale": 1.7, "attention.sliding_window": 5,
+        "attention.sliding_window_pattern": [True, False, True]}),
+    "arctic": ("arctic", {}, {"expert_count": 5, "expert_used_count": 2}),
+    "minicpm3": ("minicpm3", {"dim_model_base": 256, "rope_parameters": DEFAULT}, {
+        "rope.dimension_count": 6, "attention.q_lora_rank": 20, "attention.kv_lora_rank": 24,
+        "attention.key_length": 14}),
+    "mimo2": ("mimo-v2", {}, {
+        **ROUTED_KEYS, "expert_shared_count": 0, "expert_weights_norm": True, "rope.dimension_count": 8,
+        "attention.head_count_kv": [2, 4, 4, 4],
+        "attention.sliding_window": 5, "attention.sliding_window_pattern": [0, 1, 1, 1],
+        "attention.value_length": 7, "attention.value_scale": 0.707, "rope.freq_base_swa": 1e4}),
+    "gemma3n": ("gemma3n", {}, {
+        "attention.sliding_window": 5, "attention.sliding_window_pattern": [True, False] * 2,
+        "attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 10, "altup.num_inputs": 4,
+        "altup.active_idx": 0, "activation_sparsity_scale": SPARSITY, "final_logit_softcapping": 30.0}),
+    "gemma4": ("gemma4", {}, {
+        "attention.sliding_window": 5, "attention.sliding_window_pattern": [True, False] * 2,
+        "attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 10, "attention.key_length": 16,
+        "attention.key_length_swa": 8, "feed_forward_length": [66, 66, 132, 132], "rope.freq_base_swa": 1e4}),
+}  # fmt: skip
+ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm", "t5"}
+"""Kinds with tests in test_gguf.py or in a test of their own, or whose models transformers does not have."""
 
 
 def made(name: str) -> Any:
@@ -177,8 +240,82 @@ def test_logits_equal_those_of_the_model_in_the_file(name, tmp_path, driver, ids
         torch.testing.assert_close(driver(path, kernels=best()).run(prompt, 7), want, atol=2e-4, rtol=0)
 
 
+def written_original(name, folder, case=""):
+    """Return the model of a case of families.py, and a file that was converted from its original checkpoint."""
+    own, settings, keys = ORIGINALS[name]
+    case = case or own
+    model = random_family(case, settings)
+    save_family(case, model, folder / "original")
+    tensors = {}
+    for part in sorted((folder / "original").glob("*.safetensors")):
+        tensors |= load_file(part)
+    return model, write_gguf(folder / "m.gguf", model, Kind(name, keys), source=tensors)
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_logits_equal_those_of_the_original_checkpoint(name, tmp_path, driver, ids):
+    (model, path), prompt = written_original(name, tmp_path), ids(30, 4)
+    with torch.no_grad():
+        want = model(torch.tensor([prompt])).logits[0]
+    for kernels in ({}, {"kernels": best()}):
+        torch.testing.assert_close(driver(path, **kernels).run(prompt, 7), want, atol=2e-4, rtol=0)
+
+
+def test_experts_of_gemma_4_have_gates_and_ups_in_one_tensor(tmp_path, driver, ids, monkeypatch):
+    keys = {**ORIGINALS["gemma4"][2], "attention.sliding_window_pattern": [False, True] * 2 + [False],
+            "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0, "feed_forward_length": 66,
+            "attention.head_count_kv": [1, 4, 1, 4, 1], "final_logit_softcapping": 5.0, "expert_count": 6,
+            "expert_used_count": 3, "expert_feed_forward_length": 22}  # fmt: skip
+    monkeypatch.setitem(ORIGINALS, "gemma4", ("gemma4-moe", {}, keys))
+    (model, path), prompt = written_original("gemma4", tmp_path), ids(20, 4)
+    with torch.no_grad():
+        want = model(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(driver(path).run(prompt, 7), want, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["t5", "flan-t5", "umt5"])
+def test_encoder_decoder_models_equal_their_original(family, tmp_path):
+    """Tables of biases reach the default distance, because a file does not state another."""
+    more = {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 128}
+    made = write_translator(tmp_path, family, **more)
+    config = made.model.config
+    keys = {
+        "attention.relative_buckets_count": 12,
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "decoder_block_count": config.num_decoder_layers,
+        "decoder_start_token_id": 0,
+        "feed_forward_length": config.d_ff,
+        "context_length": config.n_positions,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    path = write_gguf(tmp_path / "m.gguf", made.model, Kind("t5", keys))
+    params, prompts = Params(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=1), [[5, 6, 7, 8, 9], [11]]
+    small = {"block_tokens": 4, "kv_bytes": 1 << 20, "threads": 1, "kernels": "torch"}
+    replies = []
+    for source in (path, made.path):
+        with LLM(source, **small) as llm:
+            replies.append(
+                [(one.ids, [found.logprob for found in one.logprobs]) for one in llm.generate(prompts, params)]
+            )
+    for (ids, logprobs), (want_ids, want) in zip(*replies, strict=True):
+        assert ids == want_ids and logprobs == pytest.approx(want, abs=1e-5)
+
+
+def test_large_models_of_baichuan_have_alibi(tmp_path):
+    """A file does not state it; llama.cpp's loader knows them by their number of layers."""
+    path = write_gguf(tmp_path / "m.gguf", made("smollm3"), Kind("baichuan", {"block_count": 40}))
+    assert "max_position_embeddings" not in (found := made_config(path)) and found["model_max_length"] == 64
+
+
+def test_sinks_have_a_name_with_weight(tmp_path):
+    """llama.cpp's converter adds it."""
+    path = write_gguf(tmp_path / "m.gguf", made("gpt-oss"), Kind("gpt-oss", CASES["gpt-oss"][2]))
+    assert b"blk.0.attn_sinks.weight" in path.read_bytes()
+    assert "model.layers.0.self_attn.sinks" in read_checkpoint(path).tensors
+
+
 def test_every_kind_has_a_case():
-    assert {*CASES, *ELSEWHERE} >= {*FAMILIES}
+    assert {*CASES, *ORIGINALS, *ELSEWHERE} >= {*FAMILIES}
 
 
 def test_a_split_file_equals_the_whole_one(tmp_path, driver, ids):

@@ -13,12 +13,15 @@ from gguf import GGMLQuantizationType as Type
 from engine.api.errors import CheckpointError
 from engine.formats.ggml import INTEGERS, format_of
 from engine.models.checkpoint import read_checkpoint
+from engine.models.sources import sources
 from engine.models.stored import native_paths
+from engine.weights.files import Weights
+from engine.weights.quantized import QuantizedWeights
 from kernels.block_weights import PlaneWeight, SegmentedWeight
 from kernels.cpu.library import best
 from kernels.integers import IntegerWeight
 from kernels.jit import installed
-from kernels.plane_layout import PLANES
+from kernels.plane_layout import GGML_PLANES as PLANES
 from tests.engine.layers import test_gguf
 from tests.engine.layers.test_footprint import FakeWorld, compare, loaded
 from tests.tiers import thinned
@@ -188,6 +191,19 @@ def test_sources_of_several_types_are_multiplied_one_after_another_on_a_gpu(tmp_
     fused = test_gguf.linears(engine)[0].weight
     assert isinstance(fused, SegmentedWeight)
     assert [type(piece) for piece in fused.pieces] == [PlaneWeight, IntegerWeight, PlaneWeight]
+
+
+def test_sources_of_several_types_are_read_one_after_another(tmp_path, driver):
+    """The numbers of all of them would be in memory before the first are packed."""
+    types = {"k_proj": Type.Q8_0, "embed": Type.Q4_1, "lm_head": Type.Q6_K, "proj": Type.Q5_0}
+    folder = test_gguf.write(tmp_path / "n", types, **WIDE)
+    read, layer = read_checkpoint(folder), test_gguf.linears(driver(folder, kernels=best()))[0]
+    own = QuantizedWeights(Weights(read.tensors, lambda fraction: None), read.quantization, sources(read.model))
+    found = own.native(layer.path, layer.slots, "compiled", torch.device("cpu"))
+    assert own.read_names == set()
+    for name in "qkv":
+        next(found)
+        assert len(own.read_names) == 1 + "qkv".index(name) and f"{layer.path}.{name}_proj.weight" in own.read_names
 
 
 @pytest.mark.parametrize("executor", [best(), pytest.param("triton", marks=TRITON)])

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from engine.api.errors import CheckpointError
 from engine.formats.modelopt import METHOD
 from engine.models.checkpoint import check_tensors, read_checkpoint
-from engine.models.kv_scales import FILE, KVScales, is_kv_scale, read_kv_scales
+from engine.models.kv_scales import FILE, KVScales, is_kv_scale, read_kv_scales, stated_format
 from engine.models.zamba2 import declare
 from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import Written, random_model, write
@@ -67,6 +67,35 @@ def test_tensors_of_every_producer_are_read(
         given[ATTENTION.format(layer) + v] = torch.full(shape, own_v, dtype=dtype)
     add(plain, given)
     assert scales(plain) == KVScales((0.25, 0.0625), (0.5, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        ({}, ""),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "fp8"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "int", "dynamic": True}}, "int8"),
+        ({"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "fp4"),
+        ({"kv_cache_scheme": None, "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"kv_cache_quant_algo": "NVFP4"}, "nvfp4"),
+    ],
+)
+def test_settings_state_the_format(plain: Path, settings: dict[str, object], want: str) -> None:
+    found = read_checkpoint(plain)
+    config = {**found.config, "quantization_config": settings} if settings else found.config
+    assert stated_format(plain, config, found.model, found.tensors) == want
+
+
+def test_scales_state_the_format(plain: Path) -> None:
+    add(
+        plain,
+        {f"{ATTENTION.format(layer)}{name}": torch.ones(1) for layer in (0, 1) for name in ("k_scale", "v_scale")},
+    )
+    found = read_checkpoint(plain)
+    assert stated_format(plain, found.config, found.model, found.tensors) == "fp8"
+    assert stated_format(plain, found.config, found.model, {}) == ""
+    (plain / FILE).write_text("{}")
+    assert stated_format(plain, found.config, found.model, {}) == "fp8"
 
 
 def test_scales_of_a_shared_block_are_where_its_tensors_are() -> None:

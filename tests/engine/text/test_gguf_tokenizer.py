@@ -10,6 +10,7 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.api.errors import CheckpointError
@@ -220,6 +221,97 @@ def test_a_file_says_whether_pieces_begin_with_a_space(tmp_path: Path) -> None:
     assert ours.decode(ours.encode(" fox")) == " fox"
 
 
+def trained_characters() -> Tokenizer:
+    """A tokenizer like GemmaTokenizer of transformers."""
+    texts = [text.replace(" ", "▁") for text in CORPUS] * 4
+    learned = Tokenizer(models.BPE())
+    letters = sorted({letter for text in texts for letter in text})[::2]  # the others become bytes
+    learned.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=300, initial_alphabet=letters, limit_alphabet=40))
+    described = json.loads(learned.to_str())["model"]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<tool>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {
+        text: token for token, text in enumerate([*tokens, *sorted(described["vocab"], key=described["vocab"].get)])
+    }
+    merges = [tuple(merge) for merge in described["merges"]]
+    backend = Tokenizer(models.BPE(vocab, merges, fuse_unk=True, unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(tokens[:4])
+    backend.add_tokens([AddedToken("<tool>", normalized=False)])
+    return begun(backend, "<bos>")
+
+
+def test_characters_are_merged_as_by_gemma(tmp_path: Path) -> None:
+    """Written like Gemma4Model of convert_hf_to_gguf.py, whose types come from LlamaHfVocab."""
+    theirs = trained_characters()
+    texts = sorted(theirs.get_vocab(), key=theirs.get_vocab().__getitem__)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma4")
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(texts)
+    writer.add_token_scores([-1000.0] * len(texts))
+    writer.add_token_types([3] * 4 + [4] + [6] * 256 + [1] * (len(texts) - 261))
+    writer.add_token_merges([" ".join(merge) for merge in json.loads(theirs.to_str())["model"]["merges"]])
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_unk_token_id(3)
+    writer.add_add_space_prefix(False)
+    ours = Ours(finished(writer, tmp_path / "m.gguf"))
+
+    @settings(max_examples=examples(300), deadline=None)
+    @given(st.one_of(TEXT, st.lists(st.one_of(TEXT, st.sampled_from(["<tool>", "<eos>"])), max_size=5).map("".join)))
+    def same(text: str) -> None:
+        ids = theirs.encode(text).ids
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids)
+        assert decode_all(IncrementalDecoder(ours), ids) == theirs.decode(ids)
+
+    same()
+    assert ours.encode("fox")[0] == 2
+    assert ours.special_ids == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_unigrams_are_those_of_sentencepiece(tmp_path: Path, signed: bool) -> None:
+    """Written like T5Model of convert_hf_to_gguf.py."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_writer=model, model_type="unigram", vocab_size=110, pad_id=0, eos_id=1,
+        unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    size = theirs.get_piece_size()
+    normalizer = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue()).normalizer_spec
+    octets = normalizer.precompiled_charsmap
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "t5")
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*map(theirs.id_to_piece, range(size)), "<extra_id_0>", "[PAD]"])
+    writer.add_token_scores([*map(theirs.get_score, range(size)), -1000.0, -10000.0])
+    writer.add_token_types([3, 3, 2, *[1] * (size - 3), 4, 5])
+    writer.add_eos_token_id(1)
+    writer.add_unk_token_id(2)
+    writer.add_pad_token_id(0)
+    writer.add_add_space_prefix(normalizer.add_dummy_prefix)
+    writer.add_remove_extra_whitespaces(normalizer.remove_extra_whitespaces)
+    writer.add_precompiled_charsmap([byte - 256 * (byte > 127) for byte in octets] if signed else octets)
+    ours = Ours(finished(writer, tmp_path / "m.gguf"))
+    assert octets
+
+    @settings(max_examples=examples(300), deadline=None)
+    @given(TEXT)
+    def same(text: str) -> None:
+        if any(special in text for special in ("<pad>", "</s>", "<unk>", "<extra_id_0>")):
+            return
+        ids = theirs.encode(text)
+        assert ours.encode(text) == [*ids, theirs.eos_id()]
+        known = [token for token in ids if token != theirs.unk_id()]
+        assert ours.decode(known) == theirs.decode(known)
+
+    same()
+    assert ours.encode("fox<extra_id_0>dog") == [*theirs.encode("fox"), size, *theirs.encode("dog"), 1]
+
+
 def test_templates_are_those_of_the_file_unless_another_lies_beside(tmp_path: Path) -> None:
     path = write_bpe(tmp_path / "m.gguf", KINDS["smollm"](), "smollm", add_chat_template="{{ messages }}")
     assert Ours(path).chat_template == chat_templates(path) == "{{ messages }}"
@@ -251,7 +343,7 @@ def test_a_tokenizer_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
         Ours(path)
     path.write_bytes(path.read_bytes().replace(b"gpt2", b"t5v1"))
     with pytest.raises(
-        CheckpointError, match=r"m\.gguf: tokenizer\.ggml\.model is 't5v1'; supported are gpt2 and llama"
+        CheckpointError, match=r"m\.gguf: tokenizer\.ggml\.model is 't5v1'; supported are gpt2, gemma4, llama and t5"
     ):
         Ours(path)
 
