@@ -25,6 +25,13 @@ class MediaPart:
     """Settings of the processor that the request replaces, as JSON."""
     format: str = ""
     """Format of an audio file, which must be the file's; empty: any."""
+    embeddings: bool = False
+    """The file has the embeddings of the item (engine/media/embeddings.py)."""
+
+    @property
+    def content(self) -> str:
+        """Kind of the file's content, in keys of caches."""
+        return f"embeddings of {self.kind}" if self.embeddings else self.kind
 
 
 LoadedMedia = Mapping[MediaPart, Processed]

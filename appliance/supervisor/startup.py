@@ -14,6 +14,11 @@ from appliance.supervisor.supervise import Service
 _PROBE_INTERVAL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
 _STALE_REPLY_S = 1.0  # time after a crash in which a reply may predate it
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAAAAACPAi4CAAAAKUlEQVR42u3MQREAAAwCIKMb3RD77SAA6VEEAoFAIBAI"
+    "BAKBQCAQfA8G320AeXC6efoAAAAASUVORK5CYII="
+)
+"""A grey square of 64 x 64 pixels."""
 QUESTION, ANSWER = "What is 17 + 25?", "17 + 25 is 42."
 
 
@@ -116,12 +121,21 @@ def _speech_line(url: str, gateway: GatewayConfig) -> str:
     return shlex.join(words)
 
 
+def _medium(gateway: GatewayConfig) -> dict[str, Any]:
+    """Return a content part of a modality that the model reads."""
+    if "image" in gateway.modalities:
+        return {"type": "image_url", "image_url": {"url": PICTURE}}
+    return {"type": "audio_url", "audio_url": {"url": "https://example.com/speech.wav"}}
+
+
 def curl_line(url: str, gateway: GatewayConfig) -> str:
     """Return a request to paste into a shell, for a route that the model supports: streamed chat, a completion for an
     encoder-decoder model, or the first task of a pooling model."""
     if gateway.speech is not None:
         return _speech_line(url, gateway)
-    if "generate" not in gateway.tasks:
+    if "encode" in gateway.tasks:
+        route, fields = "/v1/media/embeddings", {"input": [_medium(gateway)]}
+    elif "generate" not in gateway.tasks:
         route, fields = next(_POOLING[task] for task in gateway.tasks if task in _POOLING)
     elif gateway.encoder is not None:
         route, fields = "/v1/completions", {"prompt": QUESTION, "stream": True}

@@ -48,6 +48,7 @@ from engine.lowering.program import (
     CutHeads,
     DeltaRule,
     Embed,
+    EmbedMedia,
     ExpandValues,
     ExpertLinear,
     Gate,
@@ -374,6 +375,13 @@ def _embed(op: Embed, run: _Run) -> None:
 def _insert_media(op: InsertMedia, run: _Run) -> None:
     if run.step.media is not None:
         run.step.media.insert(run[op.x])
+
+
+def _embed_media(op: EmbedMedia, run: _Run) -> None:
+    ids = run.step.ids
+    run[op.y] = torch.zeros(len(ids), op.y.width, dtype=run.model.dtype, device=ids.device)
+    if run.step.media is not None:
+        run.step.media.insert(run[op.y])
 
 
 def _add_media(op: AddMedia, run: _Run) -> None:
@@ -770,6 +778,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Keep: _keep,
     ReadStates: _read_states,
     Embed: _embed,
+    EmbedMedia: _embed_media,
     InsertMedia: _insert_media,
     AddMedia: _add_media,
     LookUp: _look_up,

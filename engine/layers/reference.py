@@ -44,6 +44,7 @@ from engine.lowering.program import (
     DeltaRule,
     Embed,
     EmbedAudio,
+    EmbedMedia,
     ExpandValues,
     ExpertLinear,
     Gate,
@@ -229,6 +230,12 @@ def _embed(op: Embed, run: Run) -> None:
 def _insert_media(op: InsertMedia, run: Run) -> None:
     if run.media is not None:
         run.media.insert(run[op.x])
+
+
+def _embed_media(op: EmbedMedia, run: Run) -> None:
+    run[op.y] = torch.zeros(len(run.ids), op.y.width, dtype=run.dtype, device=run.ids.device)
+    if run.media is not None:
+        run.media.insert(run[op.y])
 
 
 def _read_states(op: ReadStates, run: Run) -> None:
@@ -576,6 +583,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     LookUp: _look_up,
     LookUpPositions: _look_up_positions,
     EmbedAudio: _embed_audio,
+    EmbedMedia: _embed_media,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
     NormalizeGroups: _normalize_groups,

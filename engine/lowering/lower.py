@@ -31,6 +31,7 @@ from engine.lowering.program import (
     DistanceBias,
     Embed,
     EmbedAudio,
+    EmbedMedia,
     ExpandValues,
     ExpertLinear,
     ExpertScales,
@@ -765,6 +766,8 @@ class _Lowering(PartLowering):
 
     def program(self) -> Program:
         model, encoder = self.model, self.model.encoder
+        if model.encoder_only:
+            return Program((EmbedMedia(y=self.x),), self.x)
         if model.foreign is not None:
             return Program(
                 (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x

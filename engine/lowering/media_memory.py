@@ -34,7 +34,7 @@ def tower_sizes(media: Media) -> TowerSizes:
     """Return the sizes for an embedding: the sums over all towers. All buffers of a program are counted, although torch
     frees them earlier."""
     each = [_sizes(one) for one in media.towers]
-    return TowerSizes(max(one.patches for one in each), sum(one.elements for one in each))
+    return TowerSizes(max((one.patches for one in each), default=0), sum(one.elements for one in each))
 
 
 def _sizes(media: Media) -> TowerSizes:
@@ -58,7 +58,7 @@ def tower_operations(media: Media, length: int) -> int:
     """Return the operations for an embedding of an item with `length` embeddings: of its patches and of the projectors.
 
     Attention in windows counts as attention in the whole item. Convolutions of audio are not counted."""
-    return max(_operations(one, length) for one in media.towers)
+    return max((_operations(one, length) for one in media.towers), default=0)
 
 
 def _operations(media: Media, length: int) -> int:

@@ -351,6 +351,13 @@ class InsertMedia:
 
 
 @declared(frozen=True, kw_only=True)
+class EmbedMedia:
+    """y = the embeddings of media, and 0 for tokens that are not of media."""
+
+    y: Value
+
+
+@declared(frozen=True, kw_only=True)
 class ReadStates:
     """y = the hidden states that the caller of a prediction head gives. skips_first: x = 0 for tokens at position 0."""
 
@@ -967,6 +974,7 @@ Op = (
     | LookUp
     | LookUpPositions
     | InsertMedia
+    | EmbedMedia
     | ReadStates
     | AddMedia
     | Normalize
@@ -1118,7 +1126,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Input() | Embed() | EmbedAudio() | LookUp() | LookUpPositions() | ForeignDecoder():
+        case Input() | Embed() | EmbedAudio() | EmbedMedia() | LookUp() | LookUpPositions() | ForeignDecoder():
             return ()
         case Multiply() | Tanh() | PadValues() | CutHeads():
             return (op.x,)
@@ -1194,7 +1202,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Collect() | Tanh():
             return (op.x,)
-        case Input() | Embed() | EmbedAudio() | LookUp() | LookUpPositions():
+        case Input() | Embed() | EmbedAudio() | EmbedMedia() | LookUp() | LookUpPositions():
             return (op.y,)
         case Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)

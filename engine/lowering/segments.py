@@ -29,6 +29,7 @@ from engine.lowering.program import (
     DeltaRule,
     Embed,
     EmbedAudio,
+    EmbedMedia,
     ExpandValues,
     ExpertLinear,
     ForeignDecoder,
@@ -74,7 +75,8 @@ _EXPERTS, _STATES = "its shapes or its order depend on routes", "updates states 
 
 # Why torch.compile leaves out an operation of both executors. Operations that are not here depend only on rows.
 LEFT_OUT: dict[type[Op], str] = {
-    **dict.fromkeys((Input, Embed, EmbedAudio, LookUp, LookUpPositions, InsertMedia, AddMedia, ReadStates), _TOKENS),
+    **dict.fromkeys((Input, Embed, EmbedAudio, EmbedMedia, LookUp, LookUpPositions), _TOKENS),
+    **dict.fromkeys((InsertMedia, AddMedia, ReadStates), _TOKENS),
     **dict.fromkeys((WriteKV, PrepareKV, Attend, PrepareLatent, PrepareIndex, SelectKeys, AttendLatent), _PAGES),
     **dict.fromkeys((Route, ScaleRoutes, ExpertLinear, Combine), _EXPERTS),
     **dict.fromkeys((CausalConv, DeltaRule, SelectiveScan, GatedRecurrence), _STATES),

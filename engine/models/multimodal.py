@@ -4,7 +4,7 @@ A family is a module with `ARCHITECTURES` and `declare(config, hidden) -> Media`
 configuration and `hidden` the width of the text decoder. The decoder is found as in `engine.models.text_only`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from engine.models import (
     voxtral,
 )
 from engine.models.media import Media, Projector, media_sources, projector_tensors
-from engine.models.parts import Model, Patches
+from engine.models.parts import Embedding, Model, Patches, Pooler
 from engine.models.sources import join
 from engine.models.text_only import text_decoder
 from engine.models.thinker import THINKERS
@@ -63,28 +63,63 @@ def reads_audio(architecture: str) -> bool:
     return architecture in AUDIO or architecture in THINKERS
 
 
-def with_towers(model: Model, *, images: bool, audio: bool) -> tuple[Model, Media | None]:
+def with_towers(model: Model, *, images: bool, audio: bool) -> tuple[Model, tuple[Media, ...]]:
     """Return the model without the tower whose items are turned off, if it has separate ones, and that tower."""
     media = model.media
     if media is None or media.audio is None or (images and audio):
-        return model, None
+        return model, ()
     visual = replace(media, audio=None)
     kept, left_out = (visual, media.audio) if images else (media.audio, visual)
-    return replace(model, media=kept), left_out
+    return replace(model, media=kept), (left_out,)
 
 
-def placed(model: Model, names: Mapping[str, object], left_out: Media | None = None) -> Model:
+def with_embeddings(model: Model, *, images: bool, audio: bool) -> tuple[Model, tuple[Media, ...]]:
+    """Return the model, whose prompts may have embeddings of all of its media, without the towers of items that are
+    turned off, and these towers."""
+    media = model.media
+    assert media is not None, "checked by the caller"
+
+    def chosen(one: Media) -> Media:
+        return replace(one, is_loaded=audio if one.modalities == ("audio",) else images)
+
+    hearing = None if media.audio is None else chosen(media.audio)
+    made = replace(chosen(replace(media, audio=None)), audio=hearing)
+    towers = (replace(media, audio=None), *(() if media.audio is None else (media.audio,)))
+    loaded = (made.is_loaded, *(() if hearing is None else (hearing.is_loaded,)))
+    return replace(model, media=made), tuple(one for one, own in zip(towers, loaded, strict=True) if not own)
+
+
+def towers_alone(model: Model, names: Collection[str]) -> Model:
+    """Return the towers of a model as a model whose outputs are embeddings of media. names: tensors of the checkpoint,
+    of which those of the decoder are not read."""
+    media = model.media
+    assert media is not None, "checked by the caller"
+    wanted = media_sources(media)
+    return Model(
+        embed=Embedding(vocab=model.embed.vocab, hidden=media.width),
+        blocks=(),
+        norm=None,
+        head=None,
+        max_context=model.max_context,
+        pooler=Pooler(task="embed", width=media.width, pool="last", whole=False),
+        unread=(*model.unread, *(name for name in names if name not in wanted)),
+        media=replace(media, attention="causal", positions=None),
+        encoder_only=True,
+    )
+
+
+def placed(model: Model, names: Mapping[str, object], left_out: tuple[Media, ...] = ()) -> Model:
     """Return the model with the names of its tensors in a checkpoint, whose prefixes depend on the exporter.
 
-    left_out: a tower whose tensors are not read."""
+    left_out: towers whose tensors are not read."""
     if not names or model.media is None:
         return model
     if any(name.startswith(THINKER) for name in names):  # a complete checkpoint, which generates speech too
         own = {name: names[name] for name in names if name.startswith(THINKER)}
         model = replace(model, unread=(*model.unread, *(name for name in names if name not in own)))
         names = own
-    if left_out is not None:
-        other = _placed(left_out, names)
+    for tower in left_out:
+        other = _placed(tower, names)
         rest = (join(other.tower.root, f"{one}.weight") for one in other.tower.unread)
         model = replace(model, unread=(*model.unread, *media_sources(other), *rest))
     decoder, media = text_decoder(model, names), model.media

@@ -1185,6 +1185,7 @@ class Media:
     is_vector: bool = False
     """An item is a prompt of its own, of one token, and its only embedding is the vector of the prompt. The text model
     does not read it (CLIP)."""
+    is_loaded: bool = True  # False: there is no tower, and items have their embeddings
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -1196,8 +1197,8 @@ class Media:
 
     @property
     def towers(self) -> tuple["Media", ...]:
-        """All towers: this one, and the one for audio clips if there is one."""
-        return (self,) if self.audio is None else (self, self.audio)
+        """All towers that are loaded: this one, and the one for audio clips."""
+        return tuple(one for one in (self, self.audio) if one is not None and one.is_loaded)
 
     @property
     def width(self) -> int:
@@ -1230,6 +1231,7 @@ class Model:
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
     foreign: Foreign | None = None
     media: Media | None = None  # tower and projectors of images, videos or audio
+    encoder_only: bool = False  # the outputs are the embeddings of media; there is no token embedding and no block
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
     predictor: "Predictor | None" = None  # head that predicts the token after the next one, if a checkpoint has it

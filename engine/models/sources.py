@@ -518,6 +518,8 @@ def sources(model: Model) -> Shapes:
     """Return every tensor that a checkpoint of this model must have: name and shape."""
     if model.foreign is not None:
         return {}  # transformers knows them
+    if model.encoder_only:
+        return {}  # towers have their own
     found = _embedding_sources(model.embed, model.root)
     if model.encoder is not None:
         embed = model.encoder.embed
