@@ -51,6 +51,7 @@ from engine.lowering.program import (
     EmbedMedia,
     ExpandValues,
     ExpertLinear,
+    FillMedia,
     Gate,
     GatedNorm,
     GatedRecurrence,
@@ -384,6 +385,13 @@ def _embed_media(op: EmbedMedia, run: _Run) -> None:
         run.step.media.insert(run[op.y])
 
 
+def _fill_media(op: FillMedia, run: _Run) -> None:
+    step = run.step
+    if step.media is not None:
+        token = torch.tensor([op.token], device=step.ids.device)
+        step.media.fill(run[op.x], run.weights.token_row(op.weight, token, run.model.dtype))
+
+
 def _add_media(op: AddMedia, run: _Run) -> None:
     if run.step.media is not None:
         run.step.media.add(run[op.x], op.first)
@@ -570,7 +578,8 @@ def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
         DECODE_ATTENTION(q, pages, place.layer, table, *rows, schedules, out, *options, *last)
     if step.spans:
         schedule = run.prefill_schedule(op.kv_heads, tokens_of_block(q, pages, part.window))
-        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, step.bidirectional, *last, schedule)
+        own_spans = None if run.model.program.windowed_spans and part.window is None else step.bidirectional
+        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, own_spans, *last, schedule)
 
 
 def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
@@ -779,6 +788,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     ReadStates: _read_states,
     Embed: _embed,
     EmbedMedia: _embed_media,
+    FillMedia: _fill_media,
     InsertMedia: _insert_media,
     AddMedia: _add_media,
     LookUp: _look_up,

@@ -50,6 +50,7 @@ class TowerModel:
     positions: Tensor | None = None  # [rows, hidden]
     class_token: Tensor | None = None  # [hidden]
     newline: Tensor | None = None  # [hidden of the text model]
+    standard: tuple[Tensor, ...] = ()  # `Tower.standard`, [hidden] each
 
     def __init__(self, media: Media, world: World, target: Target) -> None:
         """target: where the weights are kept; they are not quantized. Raises ConfigError if the world's ranks cannot
@@ -80,6 +81,9 @@ class TowerModel:
             if found.scale:
                 factors = read(found.scale).float()
                 tensor = tensor.float() * (factors if tensor.ndim == 1 else factors.unsqueeze(1))
+            if found.half:
+                heads = tensor.unflatten(0, (-1, 2, 2, found.half // 2))
+                return heads.transpose(1, 2).flatten(0, 3)
             if found.transposed:
                 return tensor.T
             return tensor.flatten(1) if tensor.ndim > 2 else tensor  # of a convolution
@@ -93,6 +97,7 @@ class TowerModel:
             self.positions = kept(join(tower.root, tower.positions.name)).view(-1, tower.hidden)
         if tower.class_token:
             self.class_token = kept(join(tower.root, tower.class_token)).flatten()
+        self.standard = tuple(kept(join(tower.root, name)) for name in tower.standard or ())
         for one in self._executors.values():
             one.load(stored)
         for head in self.heads.values():
@@ -133,8 +138,11 @@ class TowerModel:
 
     def _rows(self, item: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Grid, ...]]:
         """Return the pixels of an item's patches, or the embeddings of its spectrogram, and its grids."""
+        patches = self.media.tower.patches
         if self.audio is None:
-            return pixel_rows(self.media.tower, item, cropped=self.media.tiles is None)
+            assert isinstance(patches, Patches), "other towers have a layer for audio"
+            rows, grids = pixel_rows(self.media.tower, item, cropped=self.media.tiles is None)
+            return (rows if patches.factor == 1.0 else rows * patches.factor + patches.offset), grids
         return self.audio.rows(item, self.target.dtype)
 
     def _tokens(self, grid: Grid) -> int:
@@ -171,6 +179,9 @@ class TowerModel:
         features = self._executors[id(self.program.tower)].run(x, Rows(count, counts, angles))
         if order is not None:
             features = features[order.argsort()]
+        if self.standard:
+            bias, scale = (one.float() for one in self.standard)
+            features = ((features.float() * tower.factor - bias) * scale).to(features.dtype)
         return features if self.class_token is None or tower.keeps_class else self._without_class(features, count)
 
     def _patch_table(self) -> Tensor:

@@ -19,6 +19,8 @@ from engine.lowering.program import (
     AudioWeights,
     BlockLinear,
     BlockMatrices,
+    Bound,
+    Bounds,
     CausalConv,
     Clamp,
     Collect,
@@ -35,6 +37,7 @@ from engine.lowering.program import (
     ExpandValues,
     ExpertLinear,
     ExpertScales,
+    FillMedia,
     ForeignDecoder,
     ForeignWeights,
     Gate,
@@ -359,12 +362,28 @@ class PartLowering:
             cut = Value(name="cut", width=heads * part.value_width)
             yield CutHeads(x=attended, y=cut, heads=heads)
             attended = cut
-        yield self._summed(attended, y, out)
+        yield from self._clipped(attended, y, out) if part.clipped else (self._summed(attended, y, out),)
+
+    def _clipped(self, x: Value, y: Value, matrix: Matrix) -> Iterator[Op]:
+        """Project x. The inputs and outputs of each source of the matrix are clipped to bounds of their own."""
+        assert self.ranks == 1, "only towers have such projections, and every rank has the whole tower"
+        given, first = Value(name="clipped_inputs", width=x.width), 0
+        for row in matrix.linear.rows:
+            path, width = join(matrix.path, row.source), row.units * row.width
+            own = Value(name="clipped_outputs", width=width)
+            yield Bound(x=x, y=_whole(given), weight=Bounds(path=path, side="input"))
+            yield Linear(x=given, y=own, weight=replace(matrix, linear=replace(matrix.linear, rows=(row,))))
+            to = Columns(value=y, first=first, width=width)
+            yield Bound(x=own, y=to, weight=Bounds(path=path, side="output"))
+            first += width
 
     def _qkv(self, part: Attention, x: Value, qkv: Value, matrix: Matrix, heads: int, keys: int) -> Iterator[Op]:
         """Project x to queries, keys and values. heads: queries and keys."""
         dim, width = part.head_dim, part.value_width
         first = heads * dim
+        if part.clipped:
+            yield from self._clipped(x, qkv, matrix)
+            return
         if part.value_dim is None:
             yield Linear(x=x, y=qkv, weight=matrix)
             yield from self._update(part, matrix.path, x, qkv)
@@ -679,7 +698,7 @@ class PartLowering:
         inner = self._share(part.intermediate_size, "inner values")
         wide, activated = Value(name="up", width=self._rows(up)), Value(name="activated", width=inner)
         numbers = ActivationNumbers(path=path) if part.act == parts.XIELU else None
-        yield Linear(x=x, y=wide, weight=up)
+        yield from self._clipped(x, wide, up) if part.clipped else (Linear(x=x, y=wide, weight=up),)
         yield from self._update(part, path, x, wide)
         gate = Columns(value=wide, first=0, width=inner)
         yield from _scaled(gate, part.gate_scale)
@@ -687,6 +706,9 @@ class PartLowering:
             yield Sparsify(x=gate, multiplier=NormalDist().inv_cdf(part.sparsity), size=part.intermediate_size)
         yield from _clamped(wide, part.clamp)
         yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None, numbers=numbers)
+        if part.clipped:
+            yield from self._clipped(activated, y, down)
+            return
         yield Linear(x=activated, y=y, weight=down, partial=True) if partial else self._summed(activated, y, down)
 
     def _experts(self, part: Experts, path: str, x: Value, y: Value) -> Iterator[Op]:
@@ -773,9 +795,11 @@ class _Lowering(PartLowering):
                 (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
             )
         before = () if encoder is None else tuple(self._encoder(encoder))
-        ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
+        ops = list(self._embedding(self._tables))
         if model.layer_inputs is not None:
             ops += self._layer_inputs(model.layer_inputs)
+        if model.layer_inputs is not None and model.media is not None:
+            ops.append(InsertMedia(x=self.x))
         if model.streams is not None:
             ops += self._spread(model.streams)
         if any(part.side == "opens" for block in model.blocks for part in block):
@@ -806,10 +830,19 @@ class _Lowering(PartLowering):
             ops.append(Linear(x=out, y=narrow, weight=matrix))
             out = narrow
         if encoder is None:
-            return Program(tuple(ops), out, self._kept, rope_axes=self._rope_axes())
+            axes, windowed = self._rope_axes(), self._windowed_spans
+            return Program(tuple(ops), out, self._kept, rope_axes=axes, windowed_spans=windowed)
         states = self.x if encoder.norm is None else self.normed
         linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
         return Program(tuple(ops), out, None, (*before, *linked), states, queries=self.queries)
+
+    @property
+    def _tables(self) -> Tables:
+        return Tables(embed=self.model.embed, root=self.model.root, head=self.model.head)
+
+    @property
+    def _windowed_spans(self) -> bool:
+        return self.model.media is not None and self.model.media.windowed_items
 
     @property
     def _kept(self) -> Value | None:
@@ -870,7 +903,7 @@ class _Lowering(PartLowering):
             if embed.positions is not None:
                 yield LookUpPositions(y=self.out, weight=tables)
                 yield Add(x=self.x, y=self.out)
-        if self.model.media is not None or self.model.reads_media:
+        if (self.model.media is not None and self.model.layer_inputs is None) or self.model.reads_media:
             yield InsertMedia(x=self.x)
         if tables.embed.norm is not None:
             yield self.norm(tables.embed.norm, self.model.root, self.x, self.x)
@@ -880,9 +913,14 @@ class _Lowering(PartLowering):
         width = part.layers * part.width
         self.layer_inputs, rows = Value(name="layer_inputs", width=width), Value(name="layer_rows", width=width)
         matrix = Matrix(linear=layer_inputs_linear(part, self.model.embed.hidden), path=root, part="embedding")
+        table, media = TokenTable(part=part, root=root), self.model.media
+        if media is not None:  # tokens of media have the inputs of one token, whose row is not scaled
+            yield FillMedia(x=self.x, weight=self._tables, token=media.layer_token)
         yield Linear(x=self.x, y=self.layer_inputs, weight=matrix)
         yield NormalizeGroups(x=_whole(self.layer_inputs), weight=NormVector(norm=part.norm, path=root))
-        yield LookUp(y=rows, weight=TokenTable(part=part, root=root), partial=part.vocab < self.model.embed.vocab)
+        yield LookUp(y=rows, weight=table, partial=part.vocab < self.model.embed.vocab)
+        if media is not None:
+            yield FillMedia(x=rows, weight=table, token=media.layer_token)
         yield Add(x=self.layer_inputs, y=rows)
         yield from _scaled(_whole(self.layer_inputs), part.factor)
 

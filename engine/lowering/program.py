@@ -284,6 +284,18 @@ class Multiplier:
 
 
 @declared(frozen=True, kw_only=True)
+class Bounds:
+    """The least and the largest number of the inputs or outputs of a projection."""
+
+    path: str  # of the projection
+    side: Literal["input", "output"]
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, f"{self.side}_min")
+
+
+@declared(frozen=True, kw_only=True)
 class ForeignWeights:
     """All weights of a decoder that transformers computes."""
 
@@ -312,6 +324,7 @@ Weight = (
     | TokenTable
     | Multiplier
     | AudioWeights
+    | Bounds
     | ForeignWeights
 )
 
@@ -355,6 +368,24 @@ class EmbedMedia:
     """y = the embeddings of media, and 0 for tokens that are not of media."""
 
     y: Value
+
+
+@declared(frozen=True, kw_only=True)
+class FillMedia:
+    """x = the row of one token, without the scale of an embedding, for the tokens of media in a step."""
+
+    x: Value
+    weight: Tables | TokenTable
+    token: int
+
+
+@declared(frozen=True, kw_only=True)
+class Bound:
+    """y = x, clipped to the bounds."""
+
+    x: Value
+    y: Columns
+    weight: Bounds
 
 
 @declared(frozen=True, kw_only=True)
@@ -975,6 +1006,8 @@ Op = (
     | LookUpPositions
     | InsertMedia
     | EmbedMedia
+    | FillMedia
+    | Bound
     | ReadStates
     | AddMedia
     | Normalize
@@ -1039,6 +1072,7 @@ class Program:
     rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one
     queries: Value | None = None  # of cross-attention in the layers with alignment heads, side by side
     routes: tuple[Value, ...] = ()  # selected experts of each layer that has some, which are kept until the step's end
+    windowed_spans: bool = False  # only layers with a window read the spans of tokens that see one another
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -1110,6 +1144,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
             | LookUpPositions()
             | Multiply()
             | EmbedAudio()
+            | FillMedia()
+            | Bound()
             | Normalize()
             | NormalizeGroups()
             | Linear()
@@ -1158,8 +1194,10 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.x, op.y.value  # its other columns are kept
         case Scale() | Clamp() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
-        case AllReduce() | InsertMedia() | ReadStates() | AddMedia():
+        case AllReduce() | InsertMedia() | FillMedia() | ReadStates() | AddMedia():
             return (op.x,)
+        case Bound():
+            return op.x, op.y.value  # its other columns are kept
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
         case Route():
@@ -1206,7 +1244,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
-        case Keep():
+        case Keep() | Bound():
             return (op.y.value,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedRecurrence() | GatedNorm() | BlockLinear():
             return (op.y,)
@@ -1220,7 +1258,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Add():
             return (_buffer(op.x),)
-        case AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
+        case AllReduce() | NormalizeParts() | InsertMedia() | FillMedia() | AddMedia():
             return (op.x,)
         case Scale() | Clamp() | NormalizeGroups() | Sparsify():
             return (op.x.value,)

@@ -18,6 +18,7 @@ FAMILIES = {
     "colpali": "paligemma",
     "colqwen2": "qwen_vl",
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
     "glm46v": "glm4v",
     "glm4v": "glm4v",
     "glm4v_moe": "glm4v",
@@ -50,6 +51,7 @@ FAMILIES = {
 
 
 VIDEO_FAMILIES = {
+    "gemma4": "gemma4_video",
     "glm46v": "glm4v_video",
     "glm4v": "glm4v_video",
     "glm4v_moe": "glm4v_video",

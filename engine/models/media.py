@@ -10,10 +10,12 @@ from dataclasses import replace
 from engine.models.parts import (
     MLP,
     Activate,
+    Attention,
     AttentionPool,
     AudioEmbedding,
     AveragePool,
     AverageRows,
+    Block,
     ChunkedAudio,
     ClassRow,
     GridPositions,
@@ -30,6 +32,7 @@ from engine.models.parts import (
     StoredTensor,
     Tiles,
     Tower,
+    bodies,
 )
 from engine.models.sources import Shapes, audio_sources, branch_sources, join, linear_sources, mlp_linears, norm_sources
 
@@ -123,6 +126,7 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
     tower, tiles = media.tower, media.tiles
     found = [] if tower.positions is None else [join(tower.root, tower.positions.name)]
     found += [join(tower.root, tower.class_token)] if tower.class_token else []
+    found += [join(tower.root, name) for name in tower.standard or ()]
     if not isinstance(tower.patches, Patches):
         found += _input_sources(tower)
     for head, path in pooling_heads(media):
@@ -172,18 +176,29 @@ def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
     if tower.positions is not None:
         stored = tower.positions.stored or (tower.positions.rows, tower.hidden)
         shapes[join(tower.root, tower.positions.name)] = stored
+    for name in tower.standard or ():
+        shapes[join(tower.root, name)] = (tower.hidden,)
     for norm in (tower.before, tower.norm):
         if norm is not None:
             shapes |= norm_sources(norm, tower.root, (norm.size,))
     scales: dict[str, str] = {}
+    halved: dict[str, int] = {}
     for index, block in enumerate(tower.blocks):
         path = block_path(tower, index)
         for branch in block:
             shapes |= branch_sources(branch, path)
+        for name in tower.halved:
+            halved[join(path, name)] = _half_head(block)
         for matrix, vector in tower.scales:
             scales |= {join(path, matrix, last): join(path, vector) for last in ("weight", "bias")}
     for name, shape in shapes.items():
-        yield name, StoredTensor(name=name, shape=shape, scale=scales.get(name, ""))
+        half = halved.get(name.removesuffix(".weight"), 0)
+        yield name, StoredTensor(name=name, shape=shape, scale=scales.get(name, ""), half=half)
+
+
+def _half_head(block: Block) -> int:
+    """Return half the size of a head of a block's attention."""
+    return next(body.head_dim // 2 for part in block for body in bodies(part) if isinstance(body, Attention))
 
 
 def _input_sources(tower: Tower) -> Shapes:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models import (
+    gemma4_media,
     gemma_media,
     glm4v,
     idefics3,
@@ -42,6 +43,7 @@ FAMILIES = (
     qwen2_5_omni,
     qwen3_asr,
     qwen3_omni,
+    gemma4_media,
 )
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 

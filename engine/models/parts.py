@@ -255,6 +255,7 @@ class Attention:
     gate_source: str = ""  # without a bias
     outputs: int | None = None  # size of the output, if it is not `hidden`
     update: "LowRankUpdate | None" = None  # of the projections to q, k and v
+    clipped: bool = False  # inputs and outputs of each projection are clipped to limits in the checkpoint (Gemma 4)
     gate_per_head: bool = False  # a head has one gate, which `gate_source` projects to; else one for each element
     name: str = "self_attn"
 
@@ -365,6 +366,7 @@ class MLP:
     token makes this share of them 0: it is their mean plus a multiple of their standard deviation (Gemma 3n)."""
     update: LowRankUpdate | None = None  # of the projection to gate and up, whose rows are one tensor
     clamp: tuple[float, float] | None = None  # gate x is at most the first number, and up x within ± the second
+    clipped: bool = False  # inputs and outputs of each projection are clipped to limits in the checkpoint (Gemma 4)
     name: str = "mlp"
 
 
@@ -956,6 +958,8 @@ class Patches:
     frames: int = 1  # consecutive frames in a patch
     bias: bool = True
     flat: bool = False  # `pixel_values` has a row for each patch (Qwen2-VL); else it has images
+    factor: float = 1.0  # pixels are multiplied by it first, and `offset` is added
+    offset: float = 0.0
     dimensions: Literal[0, 2, 3] = 2  # of the convolution as which the weight is stored; 0: of a matrix
     norm: Norm | None = None
 
@@ -988,17 +992,18 @@ class PatchPositions:
     corners   bilinear interpolation, with the corners of the grid at the corners of the table (Qwen3-VL)
     bicubic   bicubic interpolation between the centres of patches
     nearest   the row of the table whose share of the side has the patch's begin (Idefics3)
+    axes      there are two tables, one after the other: for columns, then for rows; their rows are added (Gemma 4)
     """
 
     name: str
     side: int
-    fit: Literal["none", "bilinear", "corners", "bicubic", "nearest"] = "none"
+    fit: Literal["none", "bilinear", "corners", "bicubic", "nearest", "axes"] = "none"
     class_row: bool = False  # the table has a row for the class token, in the place of the token
     stored: tuple[int, ...] = ()  # shape in the checkpoint, if it is not [rows, hidden]
 
     @property
     def rows(self) -> int:
-        return self.side**2 + self.class_row
+        return 2 * self.side if self.fit == "axes" else self.side**2 + self.class_row
 
 
 @declared(frozen=True, kw_only=True)
@@ -1020,6 +1025,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     transposed: bool = False
     scale: str = ""  # name of a vector, by whose elements the rows are multiplied
+    half: int = 0
+    """Rows of half a head, if each half is rotated by itself. The second quarter of a head is exchanged with the third,
+    so that the halves of the pairs are half a head apart."""
 
 
 @declared(frozen=True, kw_only=True)
@@ -1044,6 +1052,9 @@ class Tower:
     whole: tuple[int, ...] = ()  # blocks with attention among all patches of a frame, if there are windows
     scales: tuple[tuple[str, str], ...] = ()  # (matrix, vector that multiplies its outputs), names within a block
     keeps_class: bool = False  # features include the class token
+    halved: tuple[str, ...] = ()  # tensors within a block with heads whose halves are rotated by themselves (Gemma 4)
+    standard: tuple[str, str] | None = None  # names of b and s; features are replaced by (factor · x - b) · s (Gemma 4)
+    factor: float = 1.0  # of `standard`
     unread: tuple[str, ...] = ()
 
     @property
@@ -1176,6 +1187,8 @@ class Media:
     attention: Literal["causal", "item", "prefix"] = "causal"
     """Attention of the text model: causal; bidirectional among the tokens of an item (Gemma 3); or bidirectional in the
     whole prompt (PaliGemma)."""
+    windowed_items: bool = False  # with attention `item`: bidirectional in layers with a window only (Gemma 4)
+    layer_token: int = 0  # token whose vectors for each layer (`LayerInputs`) the tokens of media have
     deepstack: tuple[int, ...] = ()
     """Columns of an embedding beyond the first `hidden` are, in order, added to the hidden states of the token after
     these blocks of the text model (Qwen3-VL)."""

@@ -53,6 +53,7 @@ from engine.models.parts import (
 Shapes = dict[str, tuple[int, ...]]
 ACT_FN = "act_fn"  # path of the numbers of an activation in an MLP
 XIELU_NUMBERS: Shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+LIMITS = ("input_min", "input_max", "output_min", "output_max")  # tensors of a clipped projection
 EXPERT_MODULES = ("mlp", "block_sparse_moe", "feed_forward")  # modules of transformers that have experts
 
 
@@ -835,6 +836,9 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                 found |= norm_sources(norm, join(path, body.name, body.indexer.name), (norm.size,))
         if isinstance(body, LowRank):
             found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
+        if isinstance(body, Attention | MLP) and body.clipped:
+            of = (row.source for _, linear in _linears(body, path) for row in linear.rows)
+            found |= {join(path, body.name, source, limit): (1,) for source in of for limit in LIMITS}
         if isinstance(body, MLP) and body.act == XIELU:
             found |= {join(path, body.name, ACT_FN, name): shape for name, shape in XIELU_NUMBERS.items()}
         if isinstance(body, Mamba):
