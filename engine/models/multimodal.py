@@ -52,6 +52,8 @@ def media_architecture(config: Mapping[str, Any]) -> str:
     """Return the architecture in a config.json if it is multimodal, else ""."""
     names = config.get("architectures")
     listed = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if config.get("vision_config") is None and any(name in gemma4_media.ARCHITECTURES for name in listed):
+        return ""  # a checkpoint of the text model
     return next((name for name in listed if name in ARCHITECTURES), "")
 
 

@@ -357,6 +357,35 @@ def as_kimi_vl(path: Path, token: int = 90) -> None:
     (path / "config.json").write_text(json.dumps(config))
 
 
+def gemma4(**more: Any) -> Case:
+    """Items are padded to one number of patches. Buffers of the tower, which are not parameters, have values too."""
+
+    def make() -> Any:
+        text = transformers.Gemma4TextConfig(**TEXT, global_head_dim=12, hidden_size_per_layer_input=0)
+        eyes = {key: value for key, value in EYES.items() if key != "image_size"}
+        eyes |= {"num_key_value_heads": 1, "head_dim": 8, "pooling_kernel_size": 2, "position_embedding_size": 12}
+        config = transformers.Gemma4Config(text_config=text, vision_config={**eyes, **more}, audio_config=None)
+        model = transformers.Gemma4ForConditionalGeneration(config)
+        for name, buffer in model.named_buffers():
+            if "_min" in name or "_max" in name:
+                buffer.fill_((0.3 if "_max" in name else -0.2) * (2 if "output" in name else 1))
+            elif "std_" in name:
+                buffer.normal_(0.5, 0.2)
+        return model
+
+    def items() -> list[Item]:
+        made = []
+        for high, wide in ((4, 6), (2, 12), (6, 2)):
+            rows, columns = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
+            places, pixels = torch.full((1, 24, 2), -1), torch.zeros(1, 24, 48)
+            places[0, : high * wide] = torch.stack((columns, rows), -1).view(-1, 2)
+            pixels[0, : high * wide] = torch.rand(high * wide, 48)
+            made.append({"pixel_values": pixels, "image_position_ids": places})
+        return made
+
+    return Case(make, items, one_by_one)
+
+
 CASES = {
     "llava": llava(),
     "llava-layers": llava(vision_feature_layer=[-3, 2, -1], vision_feature_select_strategy="full"),
@@ -383,4 +412,6 @@ CASES = {
     "glm4v": glm4v(),
     "glm-ocr": glm_ocr(),
     "granite-vision": granite_vision(),
+    "gemma4": gemma4(),
+    "gemma4-clipped": gemma4(use_clipped_linears=True, standardize=True),
 }

@@ -16,6 +16,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -159,6 +161,16 @@ FAMILIES = {
         {"image_seq_length": 4},
         attributes={"full_image_sequence": GEMMA_IMAGE},
         unused=("num_crops",),
+    ),
+    "gemma4": Family(
+        {"model_type": "gemma4"},
+        Gemma4ImageProcessorPil,
+        Gemma4Processor,
+        "<|image|>",
+        ("<|image>", "<|image|>", "<image|>"),
+        {"patch_size": 3, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        attributes={"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"},
+        unused=("num_soft_tokens_per_image",),
     ),
     "gemma3-scan": Family(
         {"model_type": "gemma3", "mm_tokens_per_image": 4},
