@@ -22,6 +22,7 @@ from engine.layers.patches import (
     position_rows,
     windows,
 )
+from engine.layers.resampler import ResamplerLayer
 from engine.layers.tiles import arranged, pooled_frames
 from engine.layers.tower_executors import Rows, executor
 from engine.lowering.program import Program
@@ -35,6 +36,7 @@ from engine.models.media import (
     Media,
     Merge,
     Patches,
+    Resampler,
     Tiles,
     media_tensors,
     pooling_heads,
@@ -61,7 +63,10 @@ class TowerModel:
         self.tensors = media_tensors(media)
         if not isinstance(media.tower.patches, Patches):
             self.audio = audio_layer(media.tower.patches, media.tower.root)
-        self.heads = {part: AttentionPoolLayer(part, path) for part, path in pooling_heads(media)}
+        self.heads = {
+            part: ResamplerLayer(part, path) if isinstance(part, Resampler) else AttentionPoolLayer(part, path)
+            for part, path in pooling_heads(media)
+        }
         self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
 
     @property
@@ -244,7 +249,14 @@ class TowerModel:
                     x, grids = torch.stack([frame[0] for frame in frames]), tuple((of[0], 1, 1) for of in grids)
                 case AttentionPool():
                     frames = torch.split(x, [high * wide for count, high, wide in grids for _ in range(count)])
-                    x, grids = self.heads[stage](frames), tuple((of[0], 1, 1) for of in grids)
+                    head = self.heads[stage]
+                    assert isinstance(head, AttentionPoolLayer), "made for this part"
+                    x, grids = head(frames), tuple((of[0], 1, 1) for of in grids)
+                case Resampler():
+                    frames = torch.split(x, [high * wide for _, high, wide in grids])
+                    resampler = self.heads[stage]
+                    assert isinstance(resampler, ResamplerLayer), "made for this part"
+                    x, grids = resampler(frames, grids)
                 case Program():
                     x = self._executors[id(stage)].run(x)
         return x, grids

@@ -19,6 +19,7 @@ from engine.models.parts import (
     JoinRows,
     Media,
     Merge,
+    Resampler,
 )
 
 
@@ -49,7 +50,7 @@ def _sizes(media: Media) -> TowerSizes:
                 elements += max(1, rows) * _elements(stage)
             else:
                 rows //= _rows(stage)
-                copies = 3 if isinstance(stage, AttentionPool) else 1  # rows, keys and values
+                copies = 3 if isinstance(stage, AttentionPool | Resampler) else 1  # rows, keys and values
                 elements += rows * _rows(stage) * projector.width * copies
     return TowerSizes(patches, elements)
 
@@ -91,6 +92,8 @@ def _rows(stage: Stage) -> int:
             return count
         case ClassRow(rows=rows) | AttentionPool(rows=rows):
             return rows
+        case Resampler(queries=queries):
+            return max(math.ceil(patches / count) for patches, count in queries)
     return 1
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.media.processor import AudioProcessor, Processor, VideoProcessor
 
 FAMILIES = {
+    "aria": "aria",
     "clip": "dual",
     "colpali": "paligemma",
     "colqwen2": "qwen_vl",

@@ -28,6 +28,7 @@ from engine.models.parts import (
     Project,
     Projector,
     ProjectorStep,
+    Resampler,
     RowStep,
     StoredTensor,
     Tiles,
@@ -54,6 +55,7 @@ __all__ = [
     "Project",
     "Projector",
     "ProjectorStep",
+    "Resampler",
     "RowStep",
     "StoredTensor",
     "Tiles",
@@ -78,10 +80,14 @@ def tokens_per_image(media: Media) -> int:
     return (positions.side // joined) ** 2
 
 
-def pooling_heads(media: Media) -> tuple[tuple[AttentionPool, str], ...]:
-    """Return the pooling heads of all projectors with their paths."""
+def pooling_heads(media: Media) -> tuple[tuple[AttentionPool | Resampler, str], ...]:
+    """Return the parts of all projectors that attend to the rows of a frame, with their paths."""
     steps = ((step, one.root) for one in media.projectors for step in one.steps)
-    return tuple((step, join(root, step.name)) for step, root in steps if isinstance(step, AttentionPool))
+    return tuple(
+        (step, join(root, step.name) if isinstance(step, AttentionPool) else root)
+        for step, root in steps
+        if isinstance(step, AttentionPool | Resampler)
+    )
 
 
 PREFIX_TEXT = 512  # tokens of text that a prompt with bidirectional attention has room for beside an image
@@ -130,7 +136,7 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
     if not isinstance(tower.patches, Patches):
         found += _input_sources(tower)
     for head, path in pooling_heads(media):
-        found += pooling_head_sources(head, path)
+        found += (resampler_sources if isinstance(head, Resampler) else pooling_head_sources)(head, path)
     return (*found, *(() if tiles is None else (tiles.newline,)))
 
 
@@ -156,6 +162,20 @@ def pooling_head_sources(head: AttentionPool, path: str) -> Shapes:
     found |= norm_sources(head.norm, path, (size,))
     for linear in mlp_linears(head.mlp):
         found |= linear_sources(linear, join(path, head.mlp.name))
+    return found
+
+
+def resampler_sources(part: Resampler, path: str) -> Shapes:
+    """Return the tensors of a resampler. Those of its attention have the names of torch.nn.MultiheadAttention."""
+    size, inside = part.hidden, join(path, "cross_attn")
+    found: Shapes = {join(path, "query"): (max(count for _, count in part.queries), size)}
+    found |= {join(inside, f"{name}_proj.weight"): (size, size) for name in "qkv"}
+    found[join(inside, "multihead_attn.in_proj_weight")] = (3 * size, size)
+    found[join(inside, "multihead_attn.in_proj_bias")] = (3 * size,)
+    for name in ("multihead_attn.out_proj", "linear"):
+        found |= {join(inside, f"{name}.weight"): (size, size), join(inside, f"{name}.bias"): (size,)}
+    for name in ("layer_norm", "layer_norm_kv"):
+        found |= {join(inside, f"{name}.{last}"): (size,) for last in ("weight", "bias")}
     return found
 
 
@@ -219,6 +239,8 @@ def _step_sources(step: ProjectorStep, root: str) -> Shapes:
             return {}
         case AttentionPool():
             return pooling_head_sources(step, join(root, step.name))
+        case Resampler():
+            return resampler_sources(step, root)
         case Project(linear=linear):
             return linear_sources(linear, root)
         case MLP():

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models import (
+    aria_media,
     gemma4_media,
     gemma_media,
     glm4v,
@@ -44,6 +45,7 @@ FAMILIES = (
     qwen3_asr,
     qwen3_omni,
     gemma4_media,
+    aria_media,
 )
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 

@@ -367,6 +367,7 @@ class MLP:
     update: LowRankUpdate | None = None  # of the projection to gate and up, whose rows are one tensor
     clamp: tuple[float, float] | None = None  # gate x is at most the first number, and up x within ± the second
     clipped: bool = False  # inputs and outputs of each projection are clipped to limits in the checkpoint (Gemma 4)
+    inputs: int = 0  # size of x, if it is not `hidden`
     name: str = "mlp"
 
 
@@ -1117,6 +1118,17 @@ class AttentionPool:
 
 
 @declared(frozen=True, kw_only=True)
+class Resampler:
+    """The first queries of a table, after attention to all rows of a frame (Aria). Their number depends on that of the
+    patches of a square image, whose side is the longer one of the frame. Every rank computes it completely."""
+
+    hidden: int
+    heads: int
+    eps: float  # of the norms of queries and rows
+    queries: tuple[tuple[int, int], ...]  # (patches of a square image, number of queries), in ascending order
+
+
+@declared(frozen=True, kw_only=True)
 class Project:
     """y = act(x W^T (+ b))."""
 
@@ -1131,7 +1143,7 @@ class Activate:
     act: str
 
 
-RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | AttentionPool
+RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | AttentionPool | Resampler
 """Steps after which there are fewer rows."""
 ProjectorStep = RowStep | Project | Activate | Norm | MLP
 

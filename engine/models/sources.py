@@ -176,7 +176,7 @@ def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
             *(Rows(source=name, units=part.intermediate_size) for name in names[:: -1 if part.up_first else 1])
         )
         rows = rows[:: -1 if part.up_first else 1]  # the gate is first in memory
-    up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
+    up = Linear(rows=rows, inputs=part.inputs or part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
     bias = part.bias or part.down_bias
     return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=bias)

@@ -17,6 +17,7 @@ from engine.models.sources import join
 
 # Type of the decoder in text_config -> its architecture, and the defaults of settings that exporters omit.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "aria_text": ("AriaTextForCausalLM", {}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
     "gemma": ("GemmaForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),

@@ -263,6 +263,17 @@ def llama4(folder: Path) -> Family:
     return Family(saved(transformers.Llama4ForConditionalGeneration(config), folder), folder)
 
 
+def aria(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.AriaConfig(
+        vision_config={"model_type": "idefics3_vision", **eyes, "patch_size": 4, "image_size": 24},
+        text_config={**TEXT, "intermediate_size": 24, "moe_num_experts": 4, "rope_parameters": {"rope_theta": 1e4}},
+        projector_patch_to_query_dict={9: 3, 36: 5},
+        image_token_index=IMAGE,
+    )
+    return Family(saved(transformers.AriaForConditionalGeneration(config), folder), folder)
+
+
 def gemma4(folder: Path, **text: Any) -> Family:
     inner = transformers.Gemma4TextConfig(
         **TEXT | {"num_hidden_layers": 4},
@@ -334,6 +345,7 @@ FAMILIES = {
     "glm-ocr": (lambda folder: glm(folder, "GlmOcr", head_dim=8), qwen_picture),
     "gemma3": (gemma3, lambda seed: picture((1, 3, 24, 24), 9, seed)),
     "paligemma": (paligemma, llava_picture),
+    "aria": (aria, lambda seed: picture((1, 3, 24, 24), 5, seed)),
     "gemma4": (lambda folder: gemma4(folder, hidden_size_per_layer_input=6, num_kv_shared_layers=2), gemma4_picture),
     "gemma4-sight": (
         lambda folder: gemma4(folder, hidden_size_per_layer_input=0, use_bidirectional_attention="vision"),

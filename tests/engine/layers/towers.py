@@ -357,6 +357,40 @@ def as_kimi_vl(path: Path, token: int = 90) -> None:
     (path / "config.json").write_text(json.dumps(config))
 
 
+def aria() -> Case:
+    """Squares of two sizes, and one that is partly padding."""
+
+    def make() -> Any:
+        text = {key: value for key, value in TEXT.items() if key != "head_dim"} | {"moe_num_experts": 3}
+        config = transformers.AriaConfig(
+            vision_config={"model_type": "idefics3_vision", **EYES, "image_size": 24},
+            text_config=text,
+            projector_patch_to_query_dict={9: 3, 36: 5},
+        )
+        return transformers.AriaForConditionalGeneration(config)
+
+    def items() -> list[Item]:
+        made = images((1, 3, 24, 24), (2, 3, 24, 24), (1, 3, 12, 12))
+        for item, sizes in zip(made, (((16, 24),), ((24, 8), (24, 24)), ((12, 12),)), strict=True):
+            item["image_sizes"] = torch.tensor(sizes)
+        return made
+
+    return Case(make, items, masked)
+
+
+def masked(model: Any, items: list[Item]) -> list[Tensor]:
+    """Return the embeddings of Aria, with masks of pixels in place of sizes."""
+    found = []
+    for item in items:
+        pixels = item["pixel_values"]
+        mask = torch.zeros(len(pixels), *pixels.shape[2:], dtype=torch.bool)
+        for own, (high, wide) in zip(mask, item["image_sizes"].tolist(), strict=True):
+            own[:high, :wide] = True
+        features = model.get_image_features(pixel_values=pixels, pixel_mask=mask, vision_feature_layer=-1)
+        found.append(features.pooler_output.flatten(0, 1))
+    return found
+
+
 def gemma4(**more: Any) -> Case:
     """Items are padded to one number of patches. Buffers of the tower, which are not parameters, have values too."""
 
@@ -412,6 +446,7 @@ CASES = {
     "glm4v": glm4v(),
     "glm-ocr": glm_ocr(),
     "granite-vision": granite_vision(),
+    "aria": aria(),
     "gemma4": gemma4(),
     "gemma4-clipped": gemma4(use_clipped_linears=True, standardize=True),
 }

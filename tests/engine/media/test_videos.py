@@ -97,6 +97,8 @@ def check_text(kind: str, found: Processed, own: dict[str, Array], wanted: dict[
     if kind.startswith("glm"):
         ((frames, high, wide),) = wanted["video_grid_thw"].tolist()
         assert own["image_grid_thw"].tolist() == [[1, high, wide]] * frames
+    elif kind == "gemma4":
+        assert np.array_equal(own["video_position_ids"], wanted["video_position_ids"])
     elif kind == "smolvlm":
         assert own["pixel_attention_mask"].all() and np.array_equal(
             own["pixel_attention_mask"], wanted["pixel_attention_mask"]
