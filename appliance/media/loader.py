@@ -68,7 +68,13 @@ class MediaLoader:
     """Loads media for the model in this folder. Belongs to one event loop."""
 
     def __init__(
-        self, model: str, limits: Media, sources: Sources | None = None, *, max_audio_seconds: float = 0.0, width: int = 0
+        self,
+        model: str,
+        limits: Media,
+        sources: Sources | None = None,
+        *,
+        max_audio_seconds: float = 0.0,
+        width: int = 0,
     ) -> None:
         """max_audio_seconds: duration of the longest recording for speech recognition, for which processes may use more
         time and memory. width: columns of embeddings that requests may have."""

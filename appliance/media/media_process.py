@@ -80,7 +80,6 @@ class Worker:
         assert processors.image is not None, "the gateway refuses images otherwise"
         return process(processors.image, decode(job.files[0], self._video.image))
 
-
     def _outline(self, options: str, kind: Modality, size: tuple[int, ...], fps: float | None) -> Outline:
         return outline_of(self._processors(options), kind, size, fps, self._limits.frames)
 

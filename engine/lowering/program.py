@@ -380,15 +380,6 @@ class FillMedia:
 
 
 @declared(frozen=True, kw_only=True)
-class Bound:
-    """y = x, clipped to the bounds."""
-
-    x: Value
-    y: Columns
-    weight: Bounds
-
-
-@declared(frozen=True, kw_only=True)
 class ReadStates:
     """y = the hidden states that the caller of a prediction head gives. skips_first: x = 0 for tokens at position 0."""
 
@@ -803,6 +794,15 @@ class Scale:
 
     x: Columns
     factor: float
+
+
+@declared(frozen=True, kw_only=True)
+class Bound:
+    """y = x, clipped to the bounds."""
+
+    x: Value
+    y: Columns
+    weight: Bounds
 
 
 @declared(frozen=True, kw_only=True)

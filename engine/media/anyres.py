@@ -94,6 +94,7 @@ class AnyRes:
             "image_sizes": np.array([[height, width]], np.int64),
         }
 
+
 def cut_tiles(image: Image.Image, best: Size, edge: int, resample: int) -> list[Image.Image]:
     """Return the tiles with this edge of an image that is resized and padded to the size `best`."""
     by_width, by_height = best[1] / image.width, best[0] / image.height
@@ -106,7 +107,6 @@ def cut_tiles(image: Image.Image, best: Size, edge: int, resample: int) -> list[
     corners = [(left, top) for top in range(0, best[0], edge) for left in range(0, best[1], edge)]
     boxes = [(left, top, min(left + edge, best[1]), min(top + edge, best[0])) for left, top in corners]
     return [padded.crop(box) for box in boxes]
-
 
 
 def _resolutions(settings: Mapping[str, Any]) -> tuple[Size, ...]:

@@ -87,7 +87,9 @@ def read(data: bytes, kind: Modality, limits: SizeLimits, outlines: Outlines) ->
     if not np.isfinite(embeddings).all():
         raise MediaError("the embeddings have values that are not finite")
     if size is None or size.dtype != np.int64 or size.shape != (SIZES[kind],):
-        raise MediaError(f"the file has no tensor `size` of {SIZES[kind]} integers in I64, as of an item of type {kind}")
+        raise MediaError(
+            f"the file has no tensor `size` of {SIZES[kind]} integers in I64, as of an item of type {kind}"
+        )
     own, fps = tuple(size.tolist()), _rate(tensors.get("fps"))
     _check_size(own, kind, fps, limits)
     outline = outlines(kind, own, fps)

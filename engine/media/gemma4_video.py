@@ -1,7 +1,7 @@
 """Videos of Gemma 4: each frame is an image with fewer tokens, after its time.
 
-Source: transformers video_processing_gemma4.py, processing_gemma4.py. Videos with fewer frames than the settings select,
-which transformers refuses, are read completely.
+Source: transformers video_processing_gemma4.py, processing_gemma4.py. Videos with fewer frames than the settings
+select, which transformers refuses, are read completely.
 """
 
 from collections.abc import Iterable, Sequence

@@ -56,7 +56,7 @@ def _queries(table: Any) -> tuple[tuple[int, int], ...]:
     found = {str(key): value for key, value in table.items()} if isinstance(table, Mapping) else {}
     if not found or not all(key.isdigit() and isinstance(value, int) and value > 0 for key, value in found.items()):
         raise CheckpointError(
-            f"config.json: projector_patch_to_query_dict is {shown(table)}; it must have the number of queries for each "
-            "number of patches"
+            f"config.json: projector_patch_to_query_dict is {shown(table)}; it must have the number of queries for "
+            "each number of patches"
         )
     return tuple(sorted((int(key), value) for key, value in found.items()))

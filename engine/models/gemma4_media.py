@@ -112,7 +112,10 @@ def _block(c: Config, rope: Rope) -> Block:
     names = {"gate": "gate_proj.linear", "up": "up_proj.linear", "down": "down_proj.linear"}
     act = c.activation("hidden_activation")
     mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=act, clipped=clipped, **names)
-    around = (("input_layernorm", "post_attention_layernorm"), ("pre_feedforward_layernorm", "post_feedforward_layernorm"))
+    around = (
+        ("input_layernorm", "post_attention_layernorm"),
+        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    )
     return tuple(
         ResidualBlock(before=named(norm, before), body=body, after=named(norm, after))
         for body, (before, after) in zip((attention, mlp), around, strict=True)

@@ -114,8 +114,8 @@ def check_encoder_only(wanted: TaskConfig, place: str, *, has_tower: bool) -> No
     """Raise TaskError, naming the key, if a checkpoint cannot serve its towers alone. place: the configuration."""
     if not has_tower:
         raise TaskError(
-            f"model.media.encoder_only: true: {place}: the model has no tower whose embeddings are parts of prompts, or "
-            "limits.media turns it off"
+            f"model.media.encoder_only: true: {place}: the model has no tower whose embeddings are parts of prompts, "
+            "or limits.media turns it off"
         )
     if wanted.task not in ("auto", "embed"):
         raise TaskError(f"model.task: {wanted.task}: with model.media.encoder_only, supported is embed")

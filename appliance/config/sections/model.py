@@ -4,7 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from appliance.config.key import ENGINE, LIVE, LIVE_OUTPUTS, NUMBERS, SERVICE, TASK, Effect, Limit, Note, Switch, declare
+from appliance.config.key import (
+    ENGINE,
+    LIVE,
+    LIVE_OUTPUTS,
+    NUMBERS,
+    SERVICE,
+    TASK,
+    Effect,
+    Limit,
+    Note,
+    Switch,
+    declare,
+)
 from appliance.config.sections.source import Download, Source
 from appliance.config.sections.values import Auto, Count, SecretName, Section, integer_text
 

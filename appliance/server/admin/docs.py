@@ -44,8 +44,8 @@ _BEARER = {
 TAGS = {
     "Generation": ("/v1/chat/", "/v1/completions", "/v1/responses", "/v1/messages", "/generative_scoring"),
     "Speech": ("/v1/audio/",),
-    "Embeddings, scores and rankings": ("/v1/embeddings", "/v1/media/", "/v2/embed", "/pooling", "/classify", "/score", "/rerank",
-                                        "/v1/score", "/v1/rerank", "/v2/rerank"),
+    "Embeddings, scores and rankings": ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/rerank",
+                                        "/v1/media/", "/v1/score", "/v1/rerank", "/v2/rerank"),
     "Inference protocol of KServe": ("/v2/models", "/v2/health"),
     "Models and tokens": ("/v1/models", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/tokenize",
                           "/detokenize"),

@@ -1,4 +1,4 @@
-"""POST /v1/media/embeddings: embeddings of images, videos and audio, for prompts of another service (docs/images.md)."""
+"""POST /v1/media/embeddings: embeddings of images, videos and audio for another service (docs/images.md)."""
 
 import asyncio
 import base64

@@ -86,7 +86,10 @@ def test_frames_tensors_and_texts_equal_transformers(name: str, golden: dict[str
 
 def check_text(kind: str, found: Processed, own: dict[str, Array], wanted: dict[str, Array]) -> None:
     """Compare a prompt's text, whose media tokens are # in the reference, and the pixels."""
-    text, image = found.text, {"smolvlm": "<image>", "llava_onevision": "<video>", "gemma4": "<|video|>"}.get(kind, "<|image|>")
+    text, image = (
+        found.text,
+        {"smolvlm": "<image>", "llava_onevision": "<video>", "gemma4": "<|video|>"}.get(kind, "<|image|>"),
+    )
     for count in found.runs:
         text = text.replace(image, "#" * count, 1)
     assert text == str(wanted["text"])
