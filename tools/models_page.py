@@ -95,6 +95,7 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 | architecture | tower and projector | models |
 |---|---|---|
 | `AriaForConditionalGeneration` | SigLIP, images of any size; learned queries attend to its features | Aria |
+| `Blip2ForConditionalGeneration` | tower with a class token; Q-Former | BLIP-2 with OPT |
 | `Gemma3ForConditionalGeneration` | SigLIP; mean of squares of patches | Gemma 3 (4B, 12B, 27B) |
 | `Gemma4ForConditionalGeneration` | images of any size; mean of squares of patches | Gemma 4, without audio |
 | `Glm46VForConditionalGeneration` | images of any size; a convolution joins squares of patches | GLM-4.6V |
@@ -144,6 +145,7 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | decoder in `text_config` | served as | models |
 |---|---|---|
 | `aria_text` | `AriaTextForCausalLM` | Aria |
+| `opt` | `OPTForCausalLM` | BLIP-2 |
 | `deepseek_v3` | `DeepseekV3ForCausalLM` | Kimi-VL |
 | `gemma` | `GemmaForCausalLM` | PaliGemma 1 |
 | `gemma2` | `Gemma2ForCausalLM` | PaliGemma 2 |

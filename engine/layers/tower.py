@@ -22,6 +22,7 @@ from engine.layers.patches import (
     position_rows,
     windows,
 )
+from engine.layers.qformer import QFormerLayer
 from engine.layers.resampler import ResamplerLayer
 from engine.layers.tiles import arranged, pooled_frames
 from engine.layers.tower_executors import Rows, executor
@@ -36,6 +37,8 @@ from engine.models.media import (
     Media,
     Merge,
     Patches,
+    QFormer,
+    Querying,
     Resampler,
     Tiles,
     media_tensors,
@@ -43,6 +46,19 @@ from engine.models.media import (
 )
 from engine.models.parts import Rope
 from engine.models.sources import join
+
+
+QueryingLayer = AttentionPoolLayer | ResamplerLayer | QFormerLayer
+
+
+def _querying(part: Querying, path: str) -> QueryingLayer:
+    match part:
+        case AttentionPool():
+            return AttentionPoolLayer(part, path)
+        case Resampler():
+            return ResamplerLayer(part, path)
+        case QFormer():
+            return QFormerLayer(part, path)
 
 
 class TowerModel:
@@ -63,10 +79,7 @@ class TowerModel:
         self.tensors = media_tensors(media)
         if not isinstance(media.tower.patches, Patches):
             self.audio = audio_layer(media.tower.patches, media.tower.root)
-        self.heads = {
-            part: ResamplerLayer(part, path) if isinstance(part, Resampler) else AttentionPoolLayer(part, path)
-            for part, path in pooling_heads(media)
-        }
+        self.heads = {part: _querying(part, path) for part, path in pooling_heads(media)}
         self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
 
     @property
@@ -227,6 +240,18 @@ class TowerModel:
             first += len(order)
         return torch.cat(orders).to(self.target.device), tuple(counts)
 
+    def _queried(self, layer: QueryingLayer, x: Tensor, grids: tuple[Grid, ...]) -> tuple[Tensor, tuple[Grid, ...]]:
+        """Return the rows of queries that attend to those of each frame."""
+        more = int(self.media.tower.keeps_class)
+        frames = torch.split(x, [high * wide + more for count, high, wide in grids for _ in range(count)])
+        match layer:
+            case ResamplerLayer():
+                return layer(frames, grids)
+            case QFormerLayer():
+                return layer(frames), tuple((of[0], 1, layer.part.queries) for of in grids)
+            case AttentionPoolLayer():
+                return layer(frames), tuple((of[0], 1, 1) for of in grids)
+
     def _projected(
         self, part: ProjectorProgram, features: Tensor, grids: tuple[Grid, ...]
     ) -> tuple[Tensor, tuple[Grid, ...]]:
@@ -247,16 +272,8 @@ class TowerModel:
                 case ClassRow():
                     frames = torch.split(x, [high * wide + 1 for count, high, wide in grids for _ in range(count)])
                     x, grids = torch.stack([frame[0] for frame in frames]), tuple((of[0], 1, 1) for of in grids)
-                case AttentionPool():
-                    frames = torch.split(x, [high * wide for count, high, wide in grids for _ in range(count)])
-                    head = self.heads[stage]
-                    assert isinstance(head, AttentionPoolLayer), "made for this part"
-                    x, grids = head(frames), tuple((of[0], 1, 1) for of in grids)
-                case Resampler():
-                    frames = torch.split(x, [high * wide for _, high, wide in grids])
-                    resampler = self.heads[stage]
-                    assert isinstance(resampler, ResamplerLayer), "made for this part"
-                    x, grids = resampler(frames, grids)
+                case AttentionPool() | Resampler() | QFormer():
+                    x, grids = self._queried(self.heads[stage], x, grids)
                 case Program():
                     x = self._executors[id(stage)].run(x)
         return x, grids

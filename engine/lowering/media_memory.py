@@ -19,6 +19,8 @@ from engine.models.parts import (
     JoinRows,
     Media,
     Merge,
+    QFormer,
+    Querying,
     Resampler,
 )
 
@@ -50,7 +52,7 @@ def _sizes(media: Media) -> TowerSizes:
                 elements += max(1, rows) * _elements(stage)
             else:
                 rows //= _rows(stage)
-                copies = 3 if isinstance(stage, AttentionPool | Resampler) else 1  # rows, keys and values
+                copies = 3 if isinstance(stage, Querying) else 1  # rows, keys and values
                 elements += rows * _rows(stage) * projector.width * copies
     return TowerSizes(patches, elements)
 
@@ -94,6 +96,8 @@ def _rows(stage: Stage) -> int:
             return rows
         case Resampler(queries=queries):
             return max(math.ceil(patches / count) for patches, count in queries)
+        case QFormer(queries=count, rows=rows):
+            return math.ceil(rows / count)
     return 1
 
 

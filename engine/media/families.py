@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "aria": "aria",
+    "blip-2": "blip",
     "clip": "dual",
     "colpali": "paligemma",
     "colqwen2": "qwen_vl",

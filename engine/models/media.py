@@ -28,6 +28,8 @@ from engine.models.parts import (
     Project,
     Projector,
     ProjectorStep,
+    QFormer,
+    Querying,
     Resampler,
     RowStep,
     StoredTensor,
@@ -55,6 +57,8 @@ __all__ = [
     "Project",
     "Projector",
     "ProjectorStep",
+    "QFormer",
+    "Querying",
     "Resampler",
     "RowStep",
     "StoredTensor",
@@ -80,13 +84,13 @@ def tokens_per_image(media: Media) -> int:
     return (positions.side // joined) ** 2
 
 
-def pooling_heads(media: Media) -> tuple[tuple[AttentionPool | Resampler, str], ...]:
+def pooling_heads(media: Media) -> tuple[tuple[Querying, str], ...]:
     """Return the parts of all projectors that attend to the rows of a frame, with their paths."""
     steps = ((step, one.root) for one in media.projectors for step in one.steps)
     return tuple(
         (step, join(root, step.name) if isinstance(step, AttentionPool) else root)
         for step, root in steps
-        if isinstance(step, AttentionPool | Resampler)
+        if isinstance(step, Querying)
     )
 
 
@@ -136,7 +140,7 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
     if not isinstance(tower.patches, Patches):
         found += _input_sources(tower)
     for head, path in pooling_heads(media):
-        found += (resampler_sources if isinstance(head, Resampler) else pooling_head_sources)(head, path)
+        found += querying_sources(head, path)
     return (*found, *(() if tiles is None else (tiles.newline,)))
 
 
@@ -162,6 +166,42 @@ def pooling_head_sources(head: AttentionPool, path: str) -> Shapes:
     found |= norm_sources(head.norm, path, (size,))
     for linear in mlp_linears(head.mlp):
         found |= linear_sources(linear, join(path, head.mlp.name))
+    return found
+
+
+def querying_sources(part: Querying, path: str) -> Shapes:
+    """Return the tensors of a step in which queries attend to rows."""
+    match part:
+        case AttentionPool():
+            return pooling_head_sources(part, path)
+        case Resampler():
+            return resampler_sources(part, path)
+        case QFormer():
+            return qformer_sources(part, path)
+
+
+def qformer_sources(part: QFormer, path: str) -> Shapes:
+    """Return the tensors of a Q-Former, with the names of BERT."""
+    size, wide = part.hidden, part.intermediate_size
+    found: Shapes = {join(path, "query_tokens"): (1, part.queries, size)}
+
+    def both(name: str, *shape: int) -> None:
+        found[join(path, "qformer", f"{name}.weight")] = shape
+        found[join(path, "qformer", f"{name}.bias")] = shape[:1]
+
+    both("layernorm", size)
+    for index in range(part.layers):
+        layer, kinds = f"encoder.layer.{index}", {"attention": size}
+        kinds |= {"crossattention": part.inputs} if index % part.every == 0 else {}
+        for kind, inputs in kinds.items():
+            both(f"{layer}.{kind}.attention.query", size, size)
+            both(f"{layer}.{kind}.attention.key", size, inputs)
+            both(f"{layer}.{kind}.attention.value", size, inputs)
+            both(f"{layer}.{kind}.output.dense", size, size)
+            both(f"{layer}.{kind}.output.LayerNorm", size)
+        both(f"{layer}.intermediate_query.dense", wide, size)
+        both(f"{layer}.output_query.dense", size, wide)
+        both(f"{layer}.output_query.LayerNorm", size)
     return found
 
 
@@ -239,8 +279,8 @@ def _step_sources(step: ProjectorStep, root: str) -> Shapes:
             return {}
         case AttentionPool():
             return pooling_head_sources(step, join(root, step.name))
-        case Resampler():
-            return resampler_sources(step, root)
+        case Resampler() | QFormer():
+            return querying_sources(step, root)
         case Project(linear=linear):
             return linear_sources(linear, root)
         case MLP():

@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.models import (
     aria_media,
+    blip2,
     gemma4_media,
     gemma_media,
     glm4v,
@@ -46,6 +47,7 @@ FAMILIES = (
     qwen3_omni,
     gemma4_media,
     aria_media,
+    blip2,
 )
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 

@@ -1129,6 +1129,23 @@ class Resampler:
 
 
 @declared(frozen=True, kw_only=True)
+class QFormer:
+    """Outputs of learned queries. In each block of a BERT they attend to one another, and in every `every`-th block,
+    the first included, to all rows of a frame (BLIP-2). Every rank computes it completely."""
+
+    hidden: int
+    inputs: int  # width of the rows
+    layers: int
+    heads: int
+    intermediate_size: int
+    act: str
+    eps: float
+    every: int
+    queries: int
+    rows: int  # rows of an image of the usual size
+
+
+@declared(frozen=True, kw_only=True)
 class Project:
     """y = act(x W^T (+ b))."""
 
@@ -1143,7 +1160,9 @@ class Activate:
     act: str
 
 
-RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | AttentionPool | Resampler
+Querying = AttentionPool | Resampler | QFormer
+"""Steps in which learned queries attend to the rows of a frame."""
+RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | Querying
 """Steps after which there are fewer rows."""
 ProjectorStep = RowStep | Project | Activate | Norm | MLP
 

@@ -74,6 +74,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_key_value_heads": 8, "vocab_size": 32_000},
         },
     ),
+    "opt": ("OPTForCausalLM", {}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2_5_omni_text": ("Qwen2ForCausalLM", {}),
     "qwen2_vl_text": ("Qwen2ForCausalLM", {}),

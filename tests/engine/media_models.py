@@ -263,6 +263,20 @@ def llama4(folder: Path) -> Family:
     return Family(saved(transformers.Llama4ForConditionalGeneration(config), folder), folder)
 
 
+def blip2(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    former = {"hidden_size": 18, "intermediate_size": 22, "num_hidden_layers": 3, "num_attention_heads": 3}
+    text = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCAB}
+    config = transformers.Blip2Config(
+        vision_config={**eyes, "patch_size": 4, "image_size": 12},
+        qformer_config={**former, "encoder_hidden_size": 16},
+        text_config={"model_type": "opt", **text, "word_embed_proj_dim": 32, "max_position_embeddings": 128},
+        num_query_tokens=5,
+        image_token_index=IMAGE,
+    )
+    return Family(saved(transformers.Blip2ForConditionalGeneration(config), folder), folder)
+
+
 def aria(folder: Path) -> Family:
     eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.AriaConfig(
@@ -345,6 +359,7 @@ FAMILIES = {
     "glm-ocr": (lambda folder: glm(folder, "GlmOcr", head_dim=8), qwen_picture),
     "gemma3": (gemma3, lambda seed: picture((1, 3, 24, 24), 9, seed)),
     "paligemma": (paligemma, llava_picture),
+    "blip-2": (blip2, lambda seed: picture((1, 3, 12, 12), 5, seed)),
     "aria": (aria, lambda seed: picture((1, 3, 24, 24), 5, seed)),
     "gemma4": (lambda folder: gemma4(folder, hidden_size_per_layer_input=6, num_kv_shared_layers=2), gemma4_picture),
     "gemma4-sight": (

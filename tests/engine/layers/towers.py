@@ -357,6 +357,24 @@ def as_kimi_vl(path: Path, token: int = 90) -> None:
     (path / "config.json").write_text(json.dumps(config))
 
 
+def blip2() -> Case:
+    """Cross-attention is in the first and the third block."""
+
+    def make() -> Any:
+        former = {"hidden_size": 18, "intermediate_size": 22, "num_hidden_layers": 3, "num_attention_heads": 3}
+        text = {"hidden_size": 24, "ffn_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 96}
+        config = transformers.Blip2Config(
+            vision_config=EYES,
+            qformer_config={**former, "encoder_hidden_size": 16},
+            text_config={"model_type": "opt", **text, "word_embed_proj_dim": 24, "max_position_embeddings": 64},
+            num_query_tokens=5,
+            image_token_index=95,
+        )
+        return transformers.Blip2ForConditionalGeneration(config)
+
+    return Case(make, lambda: images((1, 3, 12, 12), (1, 3, 12, 12)), one_by_one)
+
+
 def aria() -> Case:
     """Squares of two sizes, and one that is partly padding."""
 
@@ -447,6 +465,7 @@ CASES = {
     "glm-ocr": glm_ocr(),
     "granite-vision": granite_vision(),
     "aria": aria(),
+    "blip-2": blip2(),
     "gemma4": gemma4(),
     "gemma4-clipped": gemma4(use_clipped_linears=True, standardize=True),
 }

@@ -15,6 +15,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.models.aria.image_processing_pil_aria import AriaImageProcessorPil
 from transformers.models.aria.processing_aria import AriaProcessor
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
@@ -75,6 +76,14 @@ def pixtral_processor() -> SimpleNamespace:
     names: dict[str, Any] = {}
     exec(compile(ast.Module([found], []), str(path), "exec"), names)
     return SimpleNamespace(replace_image_token=names["replace_image_token"])
+
+
+class BlipText:
+    """The tokens of an image, which BLIP-2's processor puts before all others."""
+
+    @staticmethod
+    def replace_image_token(own: Any, outputs: dict[str, np.ndarray[Any, Any]], number: int) -> str:
+        return "<image>" * 5
 
 
 class AriaReference:
@@ -139,6 +148,15 @@ GEMMA_IMAGE = "\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image
 QWEN = {"size": {"shortest_edge": 16 * 16, "longest_edge": 48 * 48}, "patch_size": 4, "image_mean": [0.5] * 3}
 
 FAMILIES = {
+    "blip-2": Family(
+        {"model_type": "blip-2"},
+        BlipImageProcessorPil,
+        BlipText,
+        "<image>",
+        ("<image>",),
+        {"size": {"height": 21, "width": 28}},
+        {"num_query_tokens": 5},
+    ),
     "aria": Family(
         {"model_type": "aria", "vision_config": {"patch_size": 14}},
         AriaReference,
