@@ -47,7 +47,6 @@ from engine.models.media import (
 from engine.models.parts import Rope
 from engine.models.sources import join
 
-
 QueryingLayer = AttentionPoolLayer | ResamplerLayer | QFormerLayer
 
 
