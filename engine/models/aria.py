@@ -5,7 +5,6 @@ Source: transformers modeling_aria.py; arXiv:2410.05993. The experts of a layer 
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from engine.models.config import Config
@@ -56,7 +55,4 @@ def declare(config: Mapping[str, Any]) -> Model:
         shared=shared,
     )
     norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
-    model = llama_decoder(c, attention, experts, norm, positions=positions)
-    assert model.head is not None, "Llama's decoder has a head"
-    scale = c.values.get("logit_scale")
-    return model if scale is None else replace(model, head=replace(model.head, scale=c.number("logit_scale")))
+    return llama_decoder(c, attention, experts, norm, positions=positions)
