@@ -181,7 +181,8 @@ def _tensor(name: str, entry: Any, data: memoryview) -> Array:
     except (KeyError, TypeError, ValueError):
         raise wrong from None
     numbers = (*shape, begin, end)
-    if kind not in TYPES or len(shape) > 2 or not all(isinstance(one, int) and 0 <= one < 1 << 40 for one in numbers):
+    sized = len(shape) <= 2 and all(isinstance(one, int) and 0 <= one < 1 << 40 for one in numbers)
+    if not isinstance(kind, str) or kind not in TYPES or not sized:
         raise wrong
     dtype = np.dtype(TYPES[kind])
     if end > len(data) or end - begin != prod(shape) * dtype.itemsize:
