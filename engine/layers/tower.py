@@ -169,7 +169,7 @@ class TowerModel:
     @property
     def _adds_class(self) -> bool:
         """Embeddings of a grid include that of the class token."""
-        return self.media.tower.keeps_class and not self.media.is_vector
+        return self.media.tower.keeps_class and not self.media.is_vector and not self.heads
 
     def _features(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the features of the patches, [patches, width of the features]."""

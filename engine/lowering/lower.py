@@ -122,6 +122,7 @@ from engine.models.ranks import shared_units
 from engine.models.sources import (
     attention_linears,
     branch_path,
+    clipped,
     coefficient_linears,
     exact_linears,
     gate_blocks,
@@ -369,7 +370,7 @@ class PartLowering:
         assert self.ranks == 1, "only towers have such projections, and every rank has the whole tower"
         given, first = Value(name="clipped_inputs", width=x.width), 0
         for row in matrix.linear.rows:
-            path, width = join(matrix.path, row.source), row.units * row.width
+            path, width = join(matrix.path, clipped(row.source)), row.units * row.width
             own = Value(name="clipped_outputs", width=width)
             yield Bound(x=x, y=_whole(given), weight=Bounds(path=path, side="input"))
             yield Linear(x=given, y=own, weight=replace(matrix, linear=replace(matrix.linear, rows=(row,))))

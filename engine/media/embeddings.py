@@ -159,10 +159,12 @@ def _check_size(size: tuple[int, ...], kind: Modality, fps: float | None, limits
 
 def _tensors(data: bytes) -> dict[str, Array]:
     """Return the tensors of a file in the format safetensors, with embeddings in float32. Raises MediaError."""
-    if data[:2] == b"PK" or data[:1] == b"\x80":
-        raise MediaError("the file was written by torch.save, whose format can run code; send the format safetensors")
     length = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
     if not 2 <= length <= min(len(data) - 8, MAX_HEADER):
+        if data[:2] == b"PK" or data[:1] == b"\x80":
+            raise MediaError(
+                "the file was written by torch.save, whose format can run code; send the format safetensors"
+            )
         raise MediaError("the file does not have the format safetensors, or its header is too long")
     try:
         header = msgspec.json.decode(data[8 : 8 + length])

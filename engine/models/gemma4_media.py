@@ -109,14 +109,18 @@ def _block(c: Config, rope: Rope) -> Block:
         clipped=clipped,
         sources=("q_proj.linear", "k_proj.linear", "v_proj.linear", "o_proj.linear"),
     )
-    names = {"gate": "gate_proj.linear", "up": "up_proj.linear", "down": "down_proj.linear"}
-    act = c.activation("hidden_activation")
-    mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=act, clipped=clipped, **names)
-    around = (
-        ("input_layernorm", "post_attention_layernorm"),
-        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    mlp = MLP(
+        hidden=c.hidden,
+        intermediate_size=c.intermediate_size,
+        act=c.activation("hidden_activation"),
+        gate="gate_proj.linear",
+        up="up_proj.linear",
+        down="down_proj.linear",
+        clipped=clipped,
     )
-    return tuple(
-        ResidualBlock(before=named(norm, before), body=body, after=named(norm, after))
-        for body, (before, after) in zip((attention, mlp), around, strict=True)
+    seen = "input_layernorm", "post_attention_layernorm"
+    fed = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    return (
+        ResidualBlock(before=named(norm, seen[0]), body=attention, after=named(norm, seen[1])),
+        ResidualBlock(before=named(norm, fed[0]), body=mlp, after=named(norm, fed[1])),
     )

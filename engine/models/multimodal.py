@@ -128,7 +128,7 @@ def placed(model: Model, names: Mapping[str, object], left_out: tuple[Media, ...
         names = own
     for tower in left_out:
         other = _placed(tower, names)
-        rest = (join(other.tower.root, f"{one}.weight") for one in other.tower.unread)
+        rest = (join(other.tower.root, one) for one in other.tower.unread)
         model = replace(model, unread=(*model.unread, *media_sources(other), *rest))
     decoder, media = text_decoder(model, names), model.media
     assert media is not None, "checked at the beginning"

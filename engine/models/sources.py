@@ -515,6 +515,11 @@ def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
             return {f"{name}.{suffix}": shape for suffix in present}
 
 
+def clipped(source: str) -> str:
+    """Return the module that has the limits of a clipped projection, which is within it."""
+    return source.removesuffix(".linear")
+
+
 def sources(model: Model) -> Shapes:
     """Return every tensor that a checkpoint of this model must have: name and shape."""
     if model.foreign is not None:
@@ -838,7 +843,7 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
         if isinstance(body, Attention | MLP) and body.clipped:
             of = (row.source for _, linear in _linears(body, path) for row in linear.rows)
-            found |= {join(path, body.name, source, limit): (1,) for source in of for limit in LIMITS}
+            found |= {join(path, body.name, clipped(source), limit): (1,) for source in of for limit in LIMITS}
         if isinstance(body, MLP) and body.act == XIELU:
             found |= {join(path, body.name, ACT_FN, name): shape for name, shape in XIELU_NUMBERS.items()}
         if isinstance(body, Mamba):

@@ -413,7 +413,7 @@ def gemma4(**more: Any) -> Case:
     """Items are padded to one number of patches. Buffers of the tower, which are not parameters, have values too."""
 
     def make() -> Any:
-        text = transformers.Gemma4TextConfig(**TEXT, global_head_dim=12, hidden_size_per_layer_input=0)
+        text = transformers.Gemma4TextConfig(**TEXT, global_head_dim=16, hidden_size_per_layer_input=0)
         eyes = {key: value for key, value in EYES.items() if key != "image_size"}
         eyes |= {"num_key_value_heads": 1, "head_dim": 8, "pooling_kernel_size": 2, "position_embedding_size": 12}
         config = transformers.Gemma4Config(text_config=text, vision_config={**eyes, **more}, audio_config=None)

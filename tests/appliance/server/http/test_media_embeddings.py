@@ -163,12 +163,12 @@ def test_a_limit_counts_images_and_embeddings(towers: Any, make: Callable[..., A
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"input": []}, "input"),
-        ({"input": ["text"]}, "input"),
+        ({"input": []}, "body.input"),
+        ({"input": ["text"]}, "body.input.0"),
         ({"input": [{"type": "text", "text": "hello"}]}, "input"),
         ({"input": [{"type": "image_embeds", "image_embeds": "AAAA"}]}, "input"),
         ({"input": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}, "input.0.image_url"),
-        ({"input": [part(ONE)], "embed_dtype": "fp8_e4m3"}, "embed_dtype"),
+        ({"input": [part(ONE)], "embed_dtype": "fp8_e4m3"}, "body.embed_dtype"),
         ({"input": [part(ONE)], "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
         ({"input": [part(ONE)] * 17}, "input.16.image_url"),
     ],
