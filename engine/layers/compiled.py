@@ -307,7 +307,7 @@ class CompiledOps:
         x = self.buffers[op.x]
         row = x
         if isinstance(op, FillMedia):
-            row = self.weights.token_row(op.weight, torch.tensor([op.token]), x.dtype)
+            row = self.weights.token_rows(op.weight).look_up(torch.tensor([op.token]), x.dtype)
 
         def compute(tokens: int) -> None:
             assert self.media is not None, "a step without media has no such operation"

@@ -389,7 +389,7 @@ def _fill_media(op: FillMedia, run: _Run) -> None:
     step = run.step
     if step.media is not None:
         token = torch.tensor([op.token], device=step.ids.device)
-        step.media.fill(run[op.x], run.weights.token_row(op.weight, token, run.model.dtype))
+        step.media.fill(run[op.x], run.weights.token_rows(op.weight).look_up(token, run.model.dtype))
 
 
 def _add_media(op: AddMedia, run: _Run) -> None:

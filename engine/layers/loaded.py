@@ -379,14 +379,6 @@ class LoadedWeights:
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
         return found
 
-    def token_row(self, weight: Tables | TokenTable, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the rows of tokens, [tokens, width]. Those of an embedding are not scaled."""
-        if isinstance(weight, TokenTable):
-            return self.token_rows(weight).look_up(ids, dtype)
-        tables = self.tables(weight)
-        assert isinstance(tables, Vocabulary), "the decoder has tokens of its own"
-        return tables.embed(ids, dtype) / weight.embed.scale
-
     def bounds(self, weight: Bounds) -> tuple[Tensor, Tensor]:
         """Return the least and the largest number."""
         found = self.by_name[weight.name]

@@ -243,7 +243,7 @@ def _embed_media(op: EmbedMedia, run: Run) -> None:
 
 def _fill_media(op: FillMedia, run: Run) -> None:
     if run.media is not None:
-        row = run.weights.token_row(op.weight, torch.tensor([op.token], device=run.ids.device), run.dtype)
+        row = run.weights.token_rows(op.weight).look_up(torch.tensor([op.token], device=run.ids.device), run.dtype)
         run.media.fill(run[op.x], row)
 
 

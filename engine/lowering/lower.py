@@ -368,10 +368,10 @@ class PartLowering:
     def _clipped(self, x: Value, y: Value, matrix: Matrix) -> Iterator[Op]:
         """Project x. The inputs and outputs of each source of the matrix are clipped to bounds of their own."""
         assert self.ranks == 1, "only towers have such projections, and every rank has the whole tower"
-        given, first = Value(name="clipped_inputs", width=x.width), 0
+        given, first = Value(name=f"clipped_inputs_{x.width}", width=x.width), 0
         for row in matrix.linear.rows:
             path, width = join(matrix.path, clipped(row.source)), row.units * row.width
-            own = Value(name="clipped_outputs", width=width)
+            own = Value(name=f"clipped_outputs_{width}", width=width)
             yield Bound(x=x, y=_whole(given), weight=Bounds(path=path, side="input"))
             yield Linear(x=given, y=own, weight=replace(matrix, linear=replace(matrix.linear, rows=(row,))))
             to = Columns(value=y, first=first, width=width)
@@ -796,11 +796,9 @@ class _Lowering(PartLowering):
                 (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
             )
         before = () if encoder is None else tuple(self._encoder(encoder))
-        ops = list(self._embedding(self._tables))
+        ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
         if model.layer_inputs is not None:
             ops += self._layer_inputs(model.layer_inputs)
-        if model.layer_inputs is not None and model.media is not None:
-            ops.append(InsertMedia(x=self.x))
         if model.streams is not None:
             ops += self._spread(model.streams)
         if any(part.side == "opens" for block in model.blocks for part in block):
@@ -836,10 +834,6 @@ class _Lowering(PartLowering):
         states = self.x if encoder.norm is None else self.normed
         linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
         return Program(tuple(ops), out, None, (*before, *linked), states, queries=self.queries)
-
-    @property
-    def _tables(self) -> Tables:
-        return Tables(embed=self.model.embed, root=self.model.root, head=self.model.head)
 
     @property
     def _windowed_spans(self) -> bool:
@@ -904,7 +898,7 @@ class _Lowering(PartLowering):
             if embed.positions is not None:
                 yield LookUpPositions(y=self.out, weight=tables)
                 yield Add(x=self.x, y=self.out)
-        if (self.model.media is not None and self.model.layer_inputs is None) or self.model.reads_media:
+        if self.model.media is not None or self.model.reads_media:
             yield InsertMedia(x=self.x)
         if tables.embed.norm is not None:
             yield self.norm(tables.embed.norm, self.model.root, self.x, self.x)
@@ -915,8 +909,6 @@ class _Lowering(PartLowering):
         self.layer_inputs, rows = Value(name="layer_inputs", width=width), Value(name="layer_rows", width=width)
         matrix = Matrix(linear=layer_inputs_linear(part, self.model.embed.hidden), path=root, part="embedding")
         table, media = TokenTable(part=part, root=root), self.model.media
-        if media is not None:  # tokens of media have the inputs of one token, whose row is not scaled
-            yield FillMedia(x=self.x, weight=self._tables, token=media.layer_token)
         yield Linear(x=self.x, y=self.layer_inputs, weight=matrix)
         yield NormalizeGroups(x=_whole(self.layer_inputs), weight=NormVector(norm=part.norm, path=root))
         yield LookUp(y=rows, weight=table, partial=part.vocab < self.model.embed.vocab)

@@ -372,10 +372,10 @@ class EmbedMedia:
 
 @declared(frozen=True, kw_only=True)
 class FillMedia:
-    """x = the row of one token, without the scale of an embedding, for the tokens of media in a step."""
+    """x = the row of one token for the tokens of media in a step."""
 
     x: Value
-    weight: Tables | TokenTable
+    weight: TokenTable
     token: int
 
 

@@ -1219,7 +1219,7 @@ class Media:
     """Attention of the text model: causal; bidirectional among the tokens of an item (Gemma 3); or bidirectional in the
     whole prompt (PaliGemma)."""
     windowed_items: bool = False  # with attention `item`: bidirectional in layers with a window only (Gemma 4)
-    layer_token: int = 0  # token whose vectors for each layer (`LayerInputs`) the tokens of media have
+    layer_token: int = 0  # token whose rows in the table of `LayerInputs` the tokens of media have
     deepstack: tuple[int, ...] = ()
     """Columns of an embedding beyond the first `hidden` are, in order, added to the hidden states of the token after
     these blocks of the text model (Qwen3-VL)."""

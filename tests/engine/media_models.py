@@ -87,7 +87,10 @@ class Family:
             more["token_type_ids"] = (torch.arange(ids.shape[1]) >= prompt).long()[None]
         elif self.types:
             more[self.types] = (ids == self.token).long()
-        return self.model(input_ids=ids, **given, **more).logits[0, -1].log_softmax(-1)
+        model = self.model
+        if isinstance(model, transformers.Blip2ForConditionalGeneration) and not given:
+            model = model.language_model
+        return model(input_ids=ids, **given, **more).logits[0, -1].log_softmax(-1)
 
 
 def picture(shape: tuple[int, ...], tokens: int, seed: int, **more: torch.Tensor) -> Picture:
