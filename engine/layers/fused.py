@@ -366,7 +366,7 @@ def _embed(op: Embed, run: _Run) -> None:
     if vocabulary.world.size > 1 or vocabulary.blocks is not None:
         run[op.y] = tables.summed(step.ids, step.positions, step.segments, run.model.dtype)
         return
-    if op.weight.embed.width is not None:
+    if not op.weight.embed.is_sum:
         run[op.y] = EMBEDDING(step.ids, vocabulary.table, run.model.dtype, vocabulary.part.scale)
         return
     added = step.positions, tables.position_rows, step.segments, tables.segments

@@ -887,7 +887,7 @@ class _Lowering(PartLowering):
         yield from self._final_norm(encoder.norm)
 
     def _embedding(self, tables: Tables) -> Iterator[Op]:
-        embed = tables.embed
+        embed, media = tables.embed, self.model.media is not None or self.model.reads_media
         if embed.width is None:
             yield Embed(y=self.x, weight=tables)
         else:
@@ -895,11 +895,11 @@ class _Lowering(PartLowering):
             rows, into = Value(name="token_rows", width=embed.width), width_linears(embed)[0]
             yield Embed(y=rows, weight=tables)
             yield Linear(x=rows, y=self.x, weight=Matrix(linear=into, path=self.model.root, part="embedding"))
-            if embed.positions is not None:
-                yield LookUpPositions(y=self.out, weight=tables)
-                yield Add(x=self.x, y=self.out)
-        if self.model.media is not None or self.model.reads_media:
+        if media:
             yield InsertMedia(x=self.x)
+        if embed.positions is not None and not embed.is_sum:
+            yield LookUpPositions(y=self.out, weight=tables)
+            yield Add(x=self.x, y=self.out)
         if tables.embed.norm is not None:
             yield self.norm(tables.embed.norm, self.model.root, self.x, self.x)
 

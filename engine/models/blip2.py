@@ -34,6 +34,9 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
     q = Config.of(inner if isinstance(inner, dict) else {}, **_QFORMER)
     if q.flag("use_qformer_text_input"):
         raise CheckpointError("config.json: use_qformer_text_input of qformer_config is true; supported is false")
+    text = config.get("text_config")
+    if isinstance(text, dict) and text.get("word_embed_proj_dim", hidden) != hidden:
+        raise CheckpointError("config.json: word_embed_proj_dim of text_config must equal hidden_size with images")
     tower = _tower(eyes)
     former = QFormer(
         hidden=q.hidden,

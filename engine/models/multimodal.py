@@ -63,8 +63,9 @@ def media_architecture(config: Mapping[str, Any]) -> str:
 
 def with_media(model: Model, config: Mapping[str, Any]) -> Model:
     """Return the declaration of the decoder with its tower and projectors."""
-    name = media_architecture(config)
-    return replace(model, media=ARCHITECTURES[name]({**config, "architectures": [name]}, model.embed.hidden))
+    name, embed = media_architecture(config), model.embed
+    media = ARCHITECTURES[name]({**config, "architectures": [name]}, embed.hidden)
+    return replace(model, embed=replace(embed, positions_last=embed.positions is not None), media=media)
 
 
 def reads_audio(architecture: str) -> bool:

@@ -729,11 +729,13 @@ class Embedding:
     positions: Lookup | None = None
     segments: Lookup | None = None
     norm: Norm | None = None
+    positions_last: bool = False  # rows of positions are added to the embeddings of media too; no segments
 
     @property
     def is_sum(self) -> bool:
-        """True if positions or segments have rows too, which are added."""
-        return self.width is None and (self.positions is not None or self.segments is not None)
+        """True if the rows of positions or segments are added at once."""
+        apart = self.width is not None or self.positions_last
+        return not apart and (self.positions is not None or self.segments is not None)
 
     @property
     def row_width(self) -> int:
