@@ -121,11 +121,12 @@ def _speech_line(url: str, gateway: GatewayConfig) -> str:
     return shlex.join(words)
 
 
-def _medium(gateway: GatewayConfig) -> dict[str, Any]:
-    """Return a content part of a modality that the model reads."""
+def _encode_line(gateway: GatewayConfig) -> tuple[str, dict[str, Any]]:
+    """Return the route and body of a request for the embeddings of an item that the model reads."""
+    part: dict[str, Any] = {"type": "audio_url", "audio_url": {"url": "https://example.com/speech.wav"}}
     if "image" in gateway.modalities:
-        return {"type": "image_url", "image_url": {"url": PICTURE}}
-    return {"type": "audio_url", "audio_url": {"url": "https://example.com/speech.wav"}}
+        part = {"type": "image_url", "image_url": {"url": PICTURE}}
+    return "/v1/media/embeddings", {"input": [part]}
 
 
 def curl_line(url: str, gateway: GatewayConfig) -> str:
@@ -134,7 +135,7 @@ def curl_line(url: str, gateway: GatewayConfig) -> str:
     if gateway.speech is not None:
         return _speech_line(url, gateway)
     if "encode" in gateway.tasks:
-        route, fields = "/v1/media/embeddings", {"input": [_medium(gateway)]}
+        route, fields = _encode_line(gateway)
     elif "generate" not in gateway.tasks:
         route, fields = next(_POOLING[task] for task in gateway.tasks if task in _POOLING)
     elif gateway.encoder is not None:

@@ -113,7 +113,8 @@ def outline_of(
         return Outline(layout.text, layout.runs, {}, "audio", size[0] / SAMPLE_RATE)
     if kind == "image":
         assert processors.image is not None, "the gateway refuses images otherwise"
-        found = process(processors.image, Image.new("RGB", size[::-1]))
+        height, width = size
+        found = process(processors.image, Image.new("RGB", (width, height)))
     else:
         assert processors.video is not None, "the gateway refuses videos otherwise"
         found = process_video(processors.video, _blank_clip(size, fps), max_frames)
