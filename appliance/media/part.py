@@ -1,6 +1,6 @@
 """Media of a request, before and after they are processed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.api.media import Modality
@@ -35,3 +35,11 @@ class MediaPart:
 
 
 LoadedMedia = Mapping[MediaPart, Processed]
+LoadedItem = Processed
+
+
+def embeddings_file(embeddings: bytes, dtype: str, shape: Sequence[int], item: LoadedItem) -> bytes:
+    """Return the file with the embeddings of an item, as `engine.media.embeddings.write`."""
+    from engine.media.embeddings import write  # imports numpy and Pillow
+
+    return write(embeddings, dtype, shape, item.source)

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from appliance.media.part import LoadedMedia, MediaPart
+from appliance.media.part import LoadedItem, LoadedMedia, MediaPart, embeddings_file
 from appliance.server.chat.media import EMBEDS, media_part, options_by_kind, part_modality
 from appliance.server.chat.parsed import Served
 from appliance.server.http.body import json_body, read_body
@@ -23,7 +23,6 @@ from appliance.server.schema.pooling import EncodeRequest
 from engine.api.errors import RequestError
 from engine.api.media import MediaItem
 from engine.api.messages import Pooled, Pooling
-from engine.media.processed import Processed
 
 router = APIRouter()
 
@@ -39,7 +38,7 @@ def encode_parts(body: EncodeRequest, served: Served) -> Iterator[MediaPart]:
         yield media_part(part, f"input.{at}", options(kind))
 
 
-def _prompt(item: Processed, served: Served) -> Prompt:
+def _prompt(item: LoadedItem, served: Served) -> Prompt:
     """Return the prompt of an item: its tokens."""
     count = sum(item.runs)
     made = MediaItem(item.modality, item.digest, ((0, count),), item.tensors)
@@ -47,7 +46,7 @@ def _prompt(item: Processed, served: Served) -> Prompt:
     return Prompt(whole(ids, "input", served).ids, media=(made,))
 
 
-def plan_encode(body: EncodeRequest, items: list[Processed], served: Served) -> PoolPlan:
+def plan_encode(body: EncodeRequest, items: list[LoadedItem], served: Served) -> PoolPlan:
     """Return the parsed request. Raise RequestError if it cannot be served."""
     if body.truncate_prompt_tokens is not None:
         raise RequestError("Embeddings of media cannot be truncated.", "truncate_prompt_tokens")
@@ -57,14 +56,12 @@ def plan_encode(body: EncodeRequest, items: list[Processed], served: Served) -> 
     return PoolPlan(submits(prompts, Pooling("token_embed"), terms(body, served), served), tokens)
 
 
-def _file(pooled: Pooled, item: Processed, body: EncodeRequest) -> str:
-    from engine.media.embeddings import write  # imports numpy and Pillow
-
+def _file(pooled: Pooled, item: LoadedItem, body: EncodeRequest) -> str:
     data = encoded(pooled, body.embed_dtype, "little")
-    return base64.b64encode(write(data, body.embed_dtype, pooled.shape, item.source)).decode()
+    return base64.b64encode(embeddings_file(data, body.embed_dtype, pooled.shape, item)).decode()
 
 
-def _entry(index: int, pooled: Pooled, item: Processed, body: EncodeRequest) -> dict[str, Any]:
+def _entry(index: int, pooled: Pooled, item: LoadedItem, body: EncodeRequest) -> dict[str, Any]:
     name = EMBEDS[item.kind]
     file = _file(pooled, item, body)
     return {"index": index, "object": "media_embeddings", "shape": list(pooled.shape), "type": name, name: file}
