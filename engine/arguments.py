@@ -69,6 +69,8 @@ NAMES = {_manifest_key(field): argument for argument, field in ARGUMENTS.items()
     "model.source": "path",
     "model.pooling": "task",
     "model.text_only": "task.text_only",
+    "model.media.encoder_only": "task.encoder_only",
+    "model.media.accept_embeddings": "task.accepts_embeddings",
     "model.pooling.pool": "task.pool",
     "model.pooling.dimensions": "task.dimensions",
     "model.pooling.score_tokens": "task.score_tokens",

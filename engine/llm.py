@@ -632,6 +632,8 @@ def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
     context = overrides.get("max_context", model.max_context)
     if model.encoder is not None:
         return max(STEP_TOKENS, min(model.max_encoder_input, context) + overrides.get("max_running", MAX_RUNNING))
+    if model.encoder_only:
+        return STEP_TOKENS
     if is_bidirectional(model):
         return max(STEP_TOKENS, context)
     together = min(bidirectional_tokens(model.media), context)

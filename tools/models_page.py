@@ -95,7 +95,10 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 
 | architecture | tower and projector | models |
 |---|---|---|
+| `AriaForConditionalGeneration` | SigLIP, images of any size; learned queries attend to its features | Aria |
+| `Blip2ForConditionalGeneration` | tower with a class token; Q-Former | BLIP-2 with OPT |
 | `Gemma3ForConditionalGeneration` | SigLIP; mean of squares of patches | Gemma 3 (4B, 12B, 27B) |
+| `Gemma4ForConditionalGeneration` | images of any size; mean of squares of patches | Gemma 4, without audio |
 | `Glm46VForConditionalGeneration` | images of any size; a convolution joins squares of patches | GLM-4.6V |
 | `Glm4vForConditionalGeneration` | the same | GLM-4.1V, GLM-4.6V-Flash |
 | `Glm4vMoeForConditionalGeneration` | the same | GLM-4.5V, GLM-4.6V |
@@ -129,7 +132,10 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
   not quantized at load.
 - With `parallelism.tensor`, each rank has the complete tower, and ranks divide the items of a step: two images of one
   prompt are computed at the same time.
-- With `model.text_only: true`, the tower is not loaded.
+- With `model.text_only: true`, the tower is not loaded. With `model.media.encoder_only: true`, only the tower is
+  ([images.md](images.md#a-service-for-the-towers)).
+- Tokens of images attend to one another in both directions in layers of Gemma 4 with a window, if the checkpoint has
+  `use_bidirectional_attention: vision`.
 
 ## Text decoders of multimodal models
 
@@ -139,6 +145,8 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 
 | decoder in `text_config` | served as | models |
 |---|---|---|
+| `aria_text` | `AriaTextForCausalLM` | Aria |
+| `opt` | `OPTForCausalLM` | BLIP-2 |
 | `deepseek_v3` | `DeepseekV3ForCausalLM` | Kimi-VL |
 | `gemma` | `GemmaForCausalLM` | PaliGemma 1 |
 | `gemma2` | `Gemma2ForCausalLM` | PaliGemma 2 |

@@ -48,7 +48,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
 
 
-Task = Literal["generate", "transcribe", "embed", "classify", "token_embed", "token_classify", "score"]
+Task = Literal["generate", "transcribe", "embed", "classify", "token_embed", "token_classify", "score", "encode"]
 
 
 class LateReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +155,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Experts per token in each layer with experts, if requests may return them."""
     transcriber: Transcriber | None = None  # set for decoders that transcribe audio
     modalities: tuple[Modality, ...] = ()  # of prompts beside text, as far as `limits.media` permits them
+    embedded_modalities: tuple[Modality, ...] = ()  # whose embeddings requests may have in place of files
+    media_width: int = 0  # columns of these embeddings
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning
     model_type: str = ""  # model type in config.json

@@ -12,6 +12,8 @@ class JobLimits(msgspec.Struct, frozen=True):
     max_pixels: int
     frames: int
     seconds: float
+    width: int = 0
+    """Columns of the embeddings of an item, if another service may compute them."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -25,3 +27,5 @@ class Job(msgspec.Struct, frozen=True):
     """Settings of the processor that the request replaces, as JSON."""
     seconds: float = 0.0
     """Duration of the longest recording, for samples, and for audio that is transcribed."""
+    embeddings: bool = False
+    """The file has the embeddings of the item."""

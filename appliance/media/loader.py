@@ -77,16 +77,23 @@ class MediaLoader:
     """Loads media for the model in this folder. Belongs to one event loop."""
 
     def __init__(
-        self, model: str, limits: Media, sources: Sources | None = None, *, max_audio_seconds: float = 0.0
+        self,
+        model: str,
+        limits: Media,
+        sources: Sources | None = None,
+        *,
+        max_audio_seconds: float = 0.0,
+        width: int = 0,
     ) -> None:
         """max_audio_seconds: duration of the longest recording for speech recognition, for which processes may use more
-        time and memory."""
+        time and memory. width: columns of embeddings that requests may have."""
         self._limits = limits
         self._sources = sources or Sources(limits)
         self._cache = Cache(limits.cache)
         self._names: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()  # hash by owner, modality and uuid
         self._model = model
         self._max_audio_seconds = max_audio_seconds
+        self._width = width
         self._pool = self._new_pool()
         self._threads = ThreadPoolExecutor(PROCESSES, "media")
         self.processed = 0
@@ -94,7 +101,7 @@ class MediaLoader:
 
     def _new_pool(self) -> ProcessPool:
         limits = self._limits
-        job_limits = JobLimits(limits.max_bytes, limits.max_pixels, limits.frames, limits.seconds)
+        job_limits = JobLimits(limits.max_bytes, limits.max_pixels, limits.frames, limits.seconds, self._width)
         return ProcessPool(
             "appliance.media.media_process",
             self._model,
@@ -108,7 +115,9 @@ class MediaLoader:
         """Return the processed items. owner: name for the API key; keys do not share uuids. Raise
         RequestError that names the field of an item."""
         for kind, name in COUNTS.items():
-            own, most = [part for part in parts if part.kind == kind], getattr(self._limits, name)
+            most = getattr(self._limits, name)
+            # Without a tower there are only embeddings, which max_context limits.
+            own = [part for part in parts if part.kind == kind and (most or not part.embeddings)]
             if len(own) > most:
                 raise RequestError(
                     f"The request has {len(own)} {name}; the limit is {most} (limits.media.{name}).", own[most].where
@@ -129,11 +138,11 @@ class MediaLoader:
             files = await self._sources.read(part.url, part.kind)
             check_format(files[0], part.format)
             digest = await asyncio.to_thread(_digest, files)
-            key = (digest, part.kind, part.options)
+            key = (digest, part.content, part.options)
             fetched_s, process_s = time.monotonic(), 0.0
             found = self._cache.get(key)
             if found is None:
-                job = Job(part.kind, files, part.options)
+                job = Job(part.kind, files, part.options, embeddings=part.embeddings)
                 found = _decode(await self._asked(job))
                 self.processed += 1
                 self._cache.put(key, found)
@@ -146,15 +155,15 @@ class MediaLoader:
             return RequestError(f"{part.where}: {_sentence(error, part.kind)}", part.where)
 
     def _name(self, part: MediaPart, owner: str, digest: bytes) -> None:
-        name = (owner, part.kind, part.uuid)
+        name = (owner, part.content, part.uuid)
         self._names[name] = digest
         self._names.move_to_end(name)
         if len(self._names) > MAX_NAMES:
             self._names.popitem(last=False)
 
     def _named(self, part: MediaPart, owner: str) -> Processed:
-        digest = self._names.get((owner, part.kind, part.uuid))
-        found = None if digest is None else self._cache.get((digest, part.kind, part.options))
+        digest = self._names.get((owner, part.content, part.uuid))
+        found = None if digest is None else self._cache.get((digest, part.content, part.options))
         if found is None:
             raise MediaError(
                 f"no {part.kind} with the uuid {part.uuid[:100]!r} and these options is known; send it again, with its "

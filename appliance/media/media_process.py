@@ -8,7 +8,7 @@ the client (1) or an error after which the process ends (2).
 import json
 import socket
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import av
 import msgspec
@@ -17,8 +17,10 @@ from PIL import Image
 from appliance.media.job import Job, JobLimits
 from appliance.media.part import DONE, EXHAUSTED, REFUSED
 from appliance.runtime.limited_processes import limit_resources, serve
+from engine.api.media import Modality
 from engine.media.audio import AudioError, TooLong, read_audio
 from engine.media.decode import Limits, decode
+from engine.media.embeddings import Outline, SizeLimits, outline_of, read
 from engine.media.families import Processors, read_processors
 from engine.media.processed import MediaError, Processed
 from engine.media.processor import process, process_audio, process_video
@@ -40,6 +42,7 @@ class Worker:
         image = Limits(limits.max_bytes, limits.max_pixels)
         self._video = VideoLimits(limits.seconds, limits.frames, image)
         self._processors = lru_cache(maxsize=8)(lambda options: _processors(model, options))
+        self._outlines = lru_cache(maxsize=64)(self._outline)
 
     def reply(self, message: bytes) -> bytes:
         job = msgspec.msgpack.decode(message, type=Job)
@@ -59,6 +62,10 @@ class Worker:
 
     def _processed(self, job: Job) -> Processed:
         processors: Processors = self._processors(job.options)
+        if job.embeddings and job.kind != "samples":
+            limits = self._limits
+            sizes = SizeLimits(limits.width, limits.max_pixels, limits.frames, limits.seconds)
+            return read(job.files[0], job.kind, sizes, partial(self._outlines, job.options))
         match job.kind:
             case "video":
                 assert processors.video is not None, "the gateway refuses videos otherwise"
@@ -72,6 +79,9 @@ class Worker:
                 return process_audio(processors.audio, read_audio(job.files[0], max_seconds=most))
         assert processors.image is not None, "the gateway refuses images otherwise"
         return process(processors.image, decode(job.files[0], self._video.image))
+
+    def _outline(self, options: str, kind: Modality, size: tuple[int, ...], fps: float | None) -> Outline:
+        return outline_of(self._processors(options), kind, size, fps, self._limits.frames)
 
 
 def _processors(model: str, options: str) -> Processors:

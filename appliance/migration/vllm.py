@@ -138,6 +138,8 @@ _RULES: dict[str, Rule] = {
     "allowed-media-domains": Key("limits.media.hosts"),
     "allowed-local-media-path": Key("limits.media.folders"),
     "language-model-only": Key("model.text_only", flag=True),
+    "mm-encoder-only": Key("model.media.encoder_only", flag=True),
+    "enable-mm-embeds": Key("model.media.accept_embeddings", flag=True),
     "guided-decoding-backend": Unneeded("structured output needs no choice of a backend"),
     "structured-outputs-config": Unneeded("structured output needs no choice of a backend"),
     "generation-config": Key(

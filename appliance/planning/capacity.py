@@ -53,7 +53,7 @@ def _most(settings: Settings, budget: MemoryBudget, supported: int) -> int:
     manifest = settings.manifest
     wanted, step = manifest.model.max_context, budget.step.value
     most = supported if wanted == "auto" else wanted
-    if not is_bidirectional(budget.model):
+    if not is_bidirectional(budget.model) or budget.model.encoder_only:
         return most
     if wanted != "auto" and wanted > step:
         message = (

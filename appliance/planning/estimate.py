@@ -51,7 +51,8 @@ def estimate(
         ranks=budget.view.tensor,
     )
     made, slowest_s = None, 0.0
-    if limit is not None:
+    # Towers alone have no weights that each token is multiplied by.
+    if limit is not None and not checkpoint.model.encoder_only:
         made = roofline(
             checkpoint.model,
             [one for one in budget.holdings if one.part != "draft"],

@@ -105,6 +105,8 @@ def gateway_config(
         routed_experts=_routed_experts(manifest, checkpoint),
         transcriber=transcriber(checkpoint),
         modalities=_modalities(manifest, checkpoint),
+        embedded_modalities=_embedded_modalities(manifest, checkpoint),
+        media_width=_media_width(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,
         model_type=model_type(checkpoint),
@@ -138,6 +140,18 @@ def _modalities(manifest: Manifest, checkpoint: Checkpoint) -> tuple[Modality, .
     counts = {"image": limits.images, "video": limits.videos, "audio": limits.audios}
     known = known_modalities(checkpoint.path)
     return tuple(kind for kind in known if counts[kind] and (kind == "audio" or limits.images))
+
+
+def _embedded_modalities(manifest: Manifest, checkpoint: Checkpoint) -> tuple[Modality, ...]:
+    """Return the modalities whose embeddings requests may have."""
+    if checkpoint.model.media is None or not manifest.model.media.accept_embeddings:
+        return ()
+    return tuple(kind for kind in known_modalities(checkpoint.path) if kind in checkpoint.model.media.modalities)
+
+
+def _media_width(manifest: Manifest, checkpoint: Checkpoint) -> int:
+    media = checkpoint.model.media
+    return media.width if media is not None and manifest.model.media.accept_embeddings else 0
 
 
 def _unused(config: GatewayConfig) -> dict[str, Any]:

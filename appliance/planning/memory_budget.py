@@ -397,6 +397,8 @@ def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, run
         return Choice(wanted)
     if (needed := source_step(manifest, checkpoint, running)) > STEP_TOKENS[device]:
         return Choice(needed, "the longest encoder input, which is read in one step, and one token per running request")
+    if checkpoint.model.encoder_only:
+        return Choice(STEP_TOKENS[device], f"for {device}")
     longest = _table_context(manifest, checkpoint)
     together = min(bidirectional_tokens(checkpoint.model.media), longest)
     if together and together + running > STEP_TOKENS[device]:

@@ -16,7 +16,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.modules import LateInteraction
 from engine.models.parts import Difference, Pooler, is_bidirectional
 
-_KEY = re.compile(r"(model\.(?:task|text_only|pooling(?:\.\w+)?)): ")
+_KEY = re.compile(r"(model\.(?:task|text_only|(?:pooling|media)(?:\.\w+)?)): ")
 Pairs = Literal["none", "tokenizer", "template", "reranker"]
 POOLS = {"first": "cls", "last": "last", "mean": "mean", "max": "max"}
 SIMILARITIES = {"dot": "dot", "dot_product": "dot", "euclidean": "euclidean", "manhattan": "manhattan"}
@@ -68,6 +68,8 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     if pooler is None:
         return ("generate",) if transcriber(checkpoint) is None else ("generate", "transcribe")
     if pooler.task == "embed":
+        if checkpoint.model.encoder_only:
+            return ("encode",)
         return ("embed", "token_embed", "score") if pooler.whole else ("token_embed", "score")
     if pooler.task == "token_classify":
         return ("token_classify",)
@@ -125,6 +127,7 @@ def choices(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Choice[Any]
     found: dict[str, Choice[Any]] = {}
     if wanted.task == "auto":
         listed = "modules.json has a pooling module" if checkpoint.modules is not None else checkpoint.architecture
+        listed = "model.media.encoder_only" if checkpoint.model.encoder_only else listed
         found["model.task"] = Choice(task, listed)
     if pooler is None or pooler.task != "embed":
         for name in ("pool", "normalize"):

@@ -154,6 +154,8 @@ def _outlook(plan: Plan) -> list[str]:
         f"a download takes {_span(estimate.download_s)} at {network}",
     ]
     made = estimate.roofline
+    if made is None and plan.manifest.model.media.encoder_only:
+        return [*lines, "  no ceilings: there is no decoder, and the time of the towers depends on the items"]
     if made is None:
         name = plan.machine.gpus[0].name
         return [*lines, f"  no ceilings: {name} is not in the device table (appliance/hardware/devices.py)"]

@@ -20,7 +20,7 @@ from appliance.server.openai import adapters, chat, completions, label_scores, m
 from appliance.server.openai.responses import routes as responses
 from appliance.server.openai.responses.store import ResponseStore
 from appliance.server.platforms import invocations, kserve, multi_model, predict
-from appliance.server.pooling import embeddings, scoring
+from appliance.server.pooling import embeddings, encode, scoring
 from appliance.server.speech import realtime
 from appliance.server.speech import routes as speech
 
@@ -48,6 +48,7 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     ("classify", embeddings.classification),
     ("score", scoring.router),
     ("embed", routes.router),
+    ("encode", encode.router),
     (("generate", *embeddings.POOLING_TASKS), invocations.router),
     (("generate", *embeddings.POOLING_TASKS), predict.router),
     (None, kserve.router),

@@ -14,6 +14,11 @@ from appliance.supervisor.supervise import Service
 _PROBE_INTERVAL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
 _STALE_REPLY_S = 1.0  # time after a crash in which a reply may predate it
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAAAAACPAi4CAAAAKUlEQVR42u3MQREAAAwCIKMb3RD77SAA6VEEAoFAIBAI"
+    "BAKBQCAQfA8G320AeXC6efoAAAAASUVORK5CYII="
+)
+"""A grey square of 64 x 64 pixels."""
 QUESTION, ANSWER = "What is 17 + 25?", "17 + 25 is 42."
 
 
@@ -116,12 +121,22 @@ def _speech_line(url: str, gateway: GatewayConfig) -> str:
     return shlex.join(words)
 
 
+def _encode_line(gateway: GatewayConfig) -> tuple[str, dict[str, Any]]:
+    """Return the route and body of a request for the embeddings of an item that the model reads."""
+    part: dict[str, Any] = {"type": "audio_url", "audio_url": {"url": "https://example.com/speech.wav"}}
+    if "image" in gateway.modalities:
+        part = {"type": "image_url", "image_url": {"url": PICTURE}}
+    return "/v1/media/embeddings", {"input": [part]}
+
+
 def curl_line(url: str, gateway: GatewayConfig) -> str:
     """Return a request to paste into a shell, for a route that the model supports: streamed chat, a completion for an
     encoder-decoder model, or the first task of a pooling model."""
     if gateway.speech is not None:
         return _speech_line(url, gateway)
-    if "generate" not in gateway.tasks:
+    if "encode" in gateway.tasks:
+        route, fields = _encode_line(gateway)
+    elif "generate" not in gateway.tasks:
         route, fields = next(_POOLING[task] for task in gateway.tasks if task in _POOLING)
     elif gateway.encoder is not None:
         route, fields = "/v1/completions", {"prompt": QUESTION, "stream": True}

@@ -47,6 +47,8 @@ class TaskConfig(msgspec.Struct, frozen=True):
     text_only: bool = False  # serve only the text decoder of a multimodal model
     images: bool = True  # load the tower of a model that reads images, unless its prompts attend in both directions
     audio: bool = True  # load the tower of a model that reads audio
+    encoder_only: bool = False  # serve only the towers of a multimodal model: their outputs are vectors of tokens
+    accepts_embeddings: bool = False  # prompts may have embeddings of media, also without the towers
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,8 @@ from typing import Literal
 import msgspec
 
 Modality = Literal["image", "video", "audio"]
+EMBEDDINGS = "embeddings"
+"""Name of the tensor of an item whose embeddings another service computed: [tokens, width] float32."""
 
 
 class MediaTensor(msgspec.Struct, frozen=True):

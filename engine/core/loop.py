@@ -561,7 +561,7 @@ def scheduler_config(
         prefix_cache=config.cache.prefix,
         ropes=tuple(ropes),
         pooled=pooled_tasks(model),
-        whole=is_bidirectional(model),
+        whole=is_bidirectional(model) and not model.encoder_only,
         sources=encoder_limits(model),
         snapshots=snapshots,
         adapters=tuple(adapter.name for adapter in config.adapters),
@@ -640,6 +640,7 @@ def media_limits(model: Model, step_tokens: int) -> MediaLimits | None:
         attention=media.attention,
         window=min(windows, default=None),
         is_vector=media.is_vector,
+        encoder_only=model.encoder_only,
     )
 
 

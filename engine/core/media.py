@@ -31,6 +31,7 @@ class MediaLimits:
     """item: the tokens of a span also attend to those after them in the span. prefix: so do all tokens of a prompt."""
     window: int | None = None  # smallest attention window of the model
     is_vector: bool = False  # an item is a prompt of its own, with one token
+    encoder_only: bool = False  # an item is a prompt of its own, with all of its tokens
 
     def whole_spans(self, submit: Submit) -> tuple[Span, ...]:
         """Return the spans whose last positions a single step computes, because attention in them is bidirectional."""
@@ -58,6 +59,8 @@ class MediaLimits:
         check_items(submit)
         if self.is_vector and submit.media:
             self._check_vector(submit)
+        if self.encoder_only and [item.spans for item in submit.media] != [((0, len(submit.prompt)),)]:
+            raise RequestError("media: the model reads one item alone, whose tokens are the prompt", "media")
         for start, end in self.whole_spans(submit):
             if end - start > room:
                 raise RequestError(

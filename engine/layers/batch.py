@@ -28,6 +28,10 @@ class MediaRows:
         """Replace the rows of these tokens in x: [tokens, hidden]."""
         x.index_copy_(0, self.tokens, self.embeddings[:, : x.shape[1]])
 
+    def fill(self, x: Tensor, row: Tensor) -> None:
+        """Replace the rows of these tokens in x by one row: [1, columns of x]."""
+        x.index_copy_(0, self.tokens, row.expand(len(self.tokens), -1))
+
     def add(self, x: Tensor, first: int) -> None:
         """Add columns of the embeddings, from `first` on, to the rows of these tokens in x: [tokens, hidden]."""
         x.index_add_(0, self.tokens, self.embeddings[:, first : first + x.shape[1]])

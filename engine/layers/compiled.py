@@ -33,6 +33,7 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     BlockLinear,
+    Bound,
     CausalConv,
     Clamp,
     Collect,
@@ -45,6 +46,7 @@ from engine.lowering.program import (
     EmbedAudio,
     ExpandValues,
     ExpertLinear,
+    FillMedia,
     Gate,
     GatedNorm,
     GatedRecurrence,
@@ -185,8 +187,10 @@ class CompiledOps:
             case Embed():
                 if not _is_sum(op):
                     yield self._embed(values[op.y])
-            case InsertMedia() | AddMedia():
+            case InsertMedia() | AddMedia() | FillMedia():
                 yield self._media(op)
+            case Bound():
+                yield _torch_bound(values[op.x], self._columns(op.y), *weights.bounds(op.weight))
             case ReadStates():
                 yield self._read_states(values[op.x], values[op.y], skips_first=op.skips_first)
             case Normalize():
@@ -299,12 +303,17 @@ class CompiledOps:
             case _:
                 raise NotImplementedError(f"compiled kernels have no {type(op).__name__}")
 
-    def _media(self, op: InsertMedia | AddMedia) -> TorchOp:
+    def _media(self, op: InsertMedia | AddMedia | FillMedia) -> TorchOp:
         x = self.buffers[op.x]
+        row = x
+        if isinstance(op, FillMedia):
+            row = self.weights.token_rows(op.weight).look_up(torch.tensor([op.token]), x.dtype)
 
         def compute(tokens: int) -> None:
             assert self.media is not None, "a step without media has no such operation"
-            if isinstance(op, AddMedia):
+            if isinstance(op, FillMedia):
+                self.media.fill(x[:tokens], row)
+            elif isinstance(op, AddMedia):
                 self.media.add(x[:tokens], op.first)
             else:
                 self.media.insert(x[:tokens])
@@ -705,7 +714,7 @@ class CompiledModel(CompiledOps):
                 slots=batch.slots,
                 adapters=batch.adapters,
                 starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
-                spans=batch.spans,
+                spans=None if self._is_causal(group) else batch.spans,
                 angles=angles,
                 tables=tables,
                 slot_mapping=slot_mapping,
@@ -716,6 +725,11 @@ class CompiledModel(CompiledOps):
         self._run(parts, data, batch.tokens)
         self.computed_tokens = batch.tokens
         return self.buffers[self.program.out][: batch.tokens]
+
+    def _is_causal(self, group: int) -> bool:
+        """Return whether the layers of a group do not read spans."""
+        groups = self._layout.groups
+        return self.program.windowed_spans and bool(groups) and groups[group].window is None
 
     @property
     def kept_states(self) -> Tensor | None:
@@ -1134,6 +1148,13 @@ def _multiply(op: Multiply, values: Buffers, factor: Tensor) -> cpu.Cap | TorchO
 def _torch_keep(x: Tensor, y: Tensor) -> TorchOp:
     def compute(tokens: int) -> None:
         y[:tokens] = x[:tokens]
+
+    return TorchOp(compute)
+
+
+def _torch_bound(x: Tensor, y: Tensor, low: Tensor, high: Tensor) -> TorchOp:
+    def compute(tokens: int) -> None:
+        torch.clamp(x[:tokens], low, high, out=y[:tokens])
 
     return TorchOp(compute)
 

@@ -48,8 +48,10 @@ from engine.lowering.program import (
     CutHeads,
     DeltaRule,
     Embed,
+    EmbedMedia,
     ExpandValues,
     ExpertLinear,
+    FillMedia,
     Gate,
     GatedNorm,
     GatedRecurrence,
@@ -364,7 +366,7 @@ def _embed(op: Embed, run: _Run) -> None:
     if vocabulary.world.size > 1 or vocabulary.blocks is not None:
         run[op.y] = tables.summed(step.ids, step.positions, step.segments, run.model.dtype)
         return
-    if op.weight.embed.width is not None:
+    if not op.weight.embed.is_sum:
         run[op.y] = EMBEDDING(step.ids, vocabulary.table, run.model.dtype, vocabulary.part.scale)
         return
     added = step.positions, tables.position_rows, step.segments, tables.segments
@@ -374,6 +376,20 @@ def _embed(op: Embed, run: _Run) -> None:
 def _insert_media(op: InsertMedia, run: _Run) -> None:
     if run.step.media is not None:
         run.step.media.insert(run[op.x])
+
+
+def _embed_media(op: EmbedMedia, run: _Run) -> None:
+    ids = run.step.ids
+    run[op.y] = torch.zeros(len(ids), op.y.width, dtype=run.model.dtype, device=ids.device)
+    if run.step.media is not None:
+        run.step.media.insert(run[op.y])
+
+
+def _fill_media(op: FillMedia, run: _Run) -> None:
+    step = run.step
+    if step.media is not None:
+        token = torch.tensor([op.token], device=step.ids.device)
+        step.media.fill(run[op.x], run.weights.token_rows(op.weight).look_up(token, run.model.dtype))
 
 
 def _add_media(op: AddMedia, run: _Run) -> None:
@@ -562,7 +578,8 @@ def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
         DECODE_ATTENTION(q, pages, place.layer, table, *rows, schedules, out, *options, *last)
     if step.spans:
         schedule = run.prefill_schedule(op.kv_heads, tokens_of_block(q, pages, part.window))
-        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, step.bidirectional, *last, schedule)
+        own_spans = None if run.model.program.windowed_spans and part.window is None else step.bidirectional
+        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, own_spans, *last, schedule)
 
 
 def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
@@ -770,6 +787,8 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Keep: _keep,
     ReadStates: _read_states,
     Embed: _embed,
+    EmbedMedia: _embed_media,
+    FillMedia: _fill_media,
     InsertMedia: _insert_media,
     AddMedia: _add_media,
     LookUp: _look_up,

@@ -19,6 +19,7 @@ from engine.lowering.program import (
     Attend,
     AudioWeights,
     BlockMatrices,
+    Bounds,
     Correction,
     DistanceBias,
     ExpertLinear,
@@ -82,6 +83,18 @@ class ActivationLayer:
     def load(self, read: Read, target: Target) -> None:
         numbers = [read(join(self.path, name)).to(torch.float32).reshape(()) for name in XIELU_NUMBERS]
         self.numbers = xielu_numbers(*numbers).to(target.device)
+
+
+class BoundsLayer:
+    """The least and the largest number of inputs or outputs of a projection, [2] fp32."""
+
+    limits: Tensor
+
+    def __init__(self, weight: Bounds) -> None:
+        self.names = tuple(join(weight.path, f"{weight.side}_{end}") for end in ("min", "max"))
+
+    def load(self, read: Read, target: Target) -> None:
+        self.limits = torch.stack([read(name).reshape(()).float() for name in self.names]).to(target.device)
 
 
 class Slopes:
@@ -268,6 +281,7 @@ Loadable = (
     | TokenRows
     | MultiplierLayer
     | AudioLayer
+    | BoundsLayer
 )
 
 
@@ -365,6 +379,13 @@ class LoadedWeights:
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
         return found
 
+    def bounds(self, weight: Bounds) -> tuple[Tensor, Tensor]:
+        """Return the least and the largest number."""
+        found = self.by_name[weight.name]
+        assert isinstance(found, BoundsLayer), f"{weight.name} is a bound"
+        low, high = found.limits
+        return low, high
+
     def audio(self, weight: AudioWeights) -> AudioLayer:
         found = self.by_name[weight.name]
         assert isinstance(found, AudioLayer), f"{weight.name} embeds spectrograms"
@@ -440,6 +461,8 @@ def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> L
                 return MultiplierLayer(weight)
             case AudioWeights(embed=audio, root=root):
                 return AudioLayer(audio, root)
+            case Bounds():
+                return BoundsLayer(weight)
             case ForeignWeights():
                 raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):

@@ -19,6 +19,7 @@ from engine.layers.loaded import (
     ActivationLayer,
     BiasLayer,
     BlockWeights,
+    BoundsLayer,
     ExpertCorrection,
     HeadWeights,
     Loadable,
@@ -99,7 +100,13 @@ def _tensors(
 
 def _tower_tensors(towers: Towers | None) -> Iterator[tuple[str, Tensor]]:
     for tower in () if towers is None else towers.towers:
-        own = tower.positions, tower.class_token, tower.newline, *(() if tower.audio is None else tower.audio.tensors)
+        own = (
+            tower.positions,
+            tower.class_token,
+            tower.newline,
+            *tower.standard,
+            *(() if tower.audio is None else tower.audio.tensors),
+        )
         heads = (tensor for head in tower.heads.values() for tensor in head.tensors)
         yield from (("tower", tensor) for tensor in (*own, *heads) if tensor is not None)
         for layer in tower.layers:
@@ -134,6 +141,8 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "embedding", layer.table
         case MultiplierLayer():
             yield "norms", layer.tensor
+        case BoundsLayer():
+            yield "norms", layer.limits
         case ParameterLayer():
             yield "recurrent", layer.tensor
         case HeadWeights(whole=Tensor() as whole):

@@ -229,7 +229,7 @@ class TextModel:
         )
         forgotten = wanted - weights.read_names
         assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"
-        if self.target.team is not None:
+        if self.target.team is not None and not self.model.encoder_only:
             self.compiled = CompiledModel(
                 *(self.program, self.weights, self.vocabulary, self.layout, self.target.team, self._collective),
                 self.adapters,

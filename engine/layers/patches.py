@@ -23,6 +23,8 @@ INTERPOLATION: dict[str, dict[str, Any]] = {
 }
 VIDEO = "pixel_values_videos"
 PIXELS = ("pixel_values", VIDEO)
+PLACES = ("image_position_ids", "video_position_ids")
+"""Column and row of each patch; -1 for padding."""
 
 
 def pixel_rows(tower: Tower, item: Mapping[str, Tensor], *, cropped: bool) -> tuple[Tensor, tuple[Grid, ...]]:
@@ -33,6 +35,9 @@ def pixel_rows(tower: Tower, item: Mapping[str, Tensor], *, cropped: bool) -> tu
     pixels = next((item[name] for name in PIXELS if name in item), None)
     if pixels is None:
         raise ValueError(f"an item of media has {', '.join(item)}; the tower reads {' or '.join(PIXELS)}")
+    places = next((item[name] for name in PLACES if name in item), None)
+    if patches.flat and places is not None:
+        return _placed(pixels.reshape(-1, patches.pixels), places.reshape(-1, *places.shape[-2:]))
     if patches.flat:
         sizes = next((item[name] for name in GRIDS if name in item), None)
         if sizes is None:
@@ -53,6 +58,16 @@ def pixel_rows(tower: Tower, item: Mapping[str, Tensor], *, cropped: bool) -> tu
         rows.append(cut.permute(1, 3, 0, 2, 4).reshape(high * wide, patches.pixels))
         grids_of.append((1, high, wide))
     return torch.cat(rows), tuple(grids_of)
+
+
+def _placed(pixels: Tensor, places: Tensor) -> tuple[Tensor, tuple[Grid, ...]]:
+    """Return the patches without padding, and the grid of each frame. places: [frames, patches, 2]."""
+    kept = (places >= 0).all(2)
+    sides = [place[own].amax(0).tolist() if own.any() else [-1, -1] for place, own in zip(places, kept, strict=True)]
+    grids = tuple((1, row + 1, column + 1) for column, row in sides)
+    if kept.numel() != len(pixels) or [high * wide for _, high, wide in grids] != kept.sum(1).tolist():
+        raise ValueError("an item of media has patches whose positions are not those of a grid")
+    return pixels[kept.flatten()], grids
 
 
 def in_squares(grid: Grid, side: int) -> Tensor:
@@ -85,7 +100,11 @@ def position_rows(part: PatchPositions, table: Tensor, grid: Grid, side: int) ->
     if part.fit == "none" and (high, wide) != (part.side, part.side):
         size = f"{high} × {wide}"
         raise ValueError(f"an image has {size} patches; this tower reads images of {part.side} × {part.side}")
-    if (high, wide) == (part.side, part.side):
+    if part.fit == "axes":
+        if max(high, wide) > part.side:
+            raise ValueError(f"an image has {high} × {wide} patches; this tower reads up to {part.side} in a row")
+        rows = table[part.side : part.side + high].unsqueeze(1) + table[:wide]
+    elif (high, wide) == (part.side, part.side):
         rows = table
     elif part.fit == "nearest":
         rows = table.view(part.side, part.side, -1)[_nearest(high, part.side)][:, _nearest(wide, part.side)]

@@ -34,6 +34,7 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     BlockLinear,
+    Bound,
     CausalConv,
     Clamp,
     Collect,
@@ -44,8 +45,10 @@ from engine.lowering.program import (
     DeltaRule,
     Embed,
     EmbedAudio,
+    EmbedMedia,
     ExpandValues,
     ExpertLinear,
+    FillMedia,
     Gate,
     GatedNorm,
     GatedRecurrence,
@@ -159,7 +162,8 @@ class ReferenceExecutor:
         """Return the hidden states after the final norm, [tokens, hidden]. Writes keys and values to the pages, and
         updates the states of the rows. states: from `layer_states`."""
         program = self.program
-        step = plan_step(batch, pages, self.layout, program.ropes, states, program.rope_axes)
+        given = batch, pages, self.layout, program.ropes, states, program.rope_axes
+        step = plan_step(*given, windowed_spans=program.windowed_spans)
         if program.encoder and batch.encoder_inputs is not None:
             inputs = batch.encoder_inputs
             alone = Step(step.pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
@@ -229,6 +233,26 @@ def _embed(op: Embed, run: Run) -> None:
 def _insert_media(op: InsertMedia, run: Run) -> None:
     if run.media is not None:
         run.media.insert(run[op.x])
+
+
+def _embed_media(op: EmbedMedia, run: Run) -> None:
+    run[op.y] = torch.zeros(len(run.ids), op.y.width, dtype=run.dtype, device=run.ids.device)
+    if run.media is not None:
+        run.media.insert(run[op.y])
+
+
+def _fill_media(op: FillMedia, run: Run) -> None:
+    if run.media is not None:
+        row = run.weights.token_rows(op.weight).look_up(torch.tensor([op.token], device=run.ids.device), run.dtype)
+        run.media.fill(run[op.x], row)
+
+
+def _bound(op: Bound, run: Run) -> None:
+    if op.y.value.name not in run.values:
+        x = run[op.x]
+        run[op.y.value] = x.new_empty(x.shape[0], op.y.value.width)
+    low, high = run.weights.bounds(op.weight)
+    torch.clamp(run[op.x], low, high, out=_columns(op.y, run))
 
 
 def _read_states(op: ReadStates, run: Run) -> None:
@@ -576,6 +600,9 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     LookUp: _look_up,
     LookUpPositions: _look_up_positions,
     EmbedAudio: _embed_audio,
+    EmbedMedia: _embed_media,
+    FillMedia: _fill_media,
+    Bound: _bound,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
     NormalizeGroups: _normalize_groups,

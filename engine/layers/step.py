@@ -43,7 +43,10 @@ def plan_step(
     ropes: tuple[Rope, ...],
     states: LayerStates = (),
     rope_axes: tuple[int, ...] = (),
+    *,
+    windowed_spans: bool = False,
 ) -> Step:
+    """windowed_spans: only layers with a window read the spans of tokens that see one another."""
     shapes, block_tokens, planes = layout.shapes, layout.block_tokens, layout.planes
     viewed = group_pages(layout, pages)
     sizes = Sizes(
@@ -61,7 +64,7 @@ def plan_step(
             window=window,
             chunk=chunk,
             key_starts=batch.decoder_starts,
-            spans=batch.spans,
+            spans=None if windowed_spans and window is None else batch.spans,
         )
         for window, chunk in limits
     }

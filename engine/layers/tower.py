@@ -22,6 +22,8 @@ from engine.layers.patches import (
     position_rows,
     windows,
 )
+from engine.layers.qformer import QFormerLayer
+from engine.layers.resampler import ResamplerLayer
 from engine.layers.tiles import arranged, pooled_frames
 from engine.layers.tower_executors import Rows, executor
 from engine.lowering.program import Program
@@ -35,12 +37,27 @@ from engine.models.media import (
     Media,
     Merge,
     Patches,
+    QFormer,
+    Querying,
+    Resampler,
     Tiles,
     media_tensors,
     pooling_heads,
 )
 from engine.models.parts import Rope
 from engine.models.sources import join
+
+QueryingLayer = AttentionPoolLayer | ResamplerLayer | QFormerLayer
+
+
+def _querying(part: Querying, path: str) -> QueryingLayer:
+    match part:
+        case AttentionPool():
+            return AttentionPoolLayer(part, path)
+        case Resampler():
+            return ResamplerLayer(part, path)
+        case QFormer():
+            return QFormerLayer(part, path)
 
 
 class TowerModel:
@@ -50,6 +67,7 @@ class TowerModel:
     positions: Tensor | None = None  # [rows, hidden]
     class_token: Tensor | None = None  # [hidden]
     newline: Tensor | None = None  # [hidden of the text model]
+    standard: tuple[Tensor, ...] = ()  # `Tower.standard`, [hidden] each
 
     def __init__(self, media: Media, world: World, target: Target) -> None:
         """target: where the weights are kept; they are not quantized. Raises ConfigError if the world's ranks cannot
@@ -60,7 +78,7 @@ class TowerModel:
         self.tensors = media_tensors(media)
         if not isinstance(media.tower.patches, Patches):
             self.audio = audio_layer(media.tower.patches, media.tower.root)
-        self.heads = {part: AttentionPoolLayer(part, path) for part, path in pooling_heads(media)}
+        self.heads = {part: _querying(part, path) for part, path in pooling_heads(media)}
         self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
 
     @property
@@ -80,6 +98,9 @@ class TowerModel:
             if found.scale:
                 factors = read(found.scale).float()
                 tensor = tensor.float() * (factors if tensor.ndim == 1 else factors.unsqueeze(1))
+            if found.half:
+                heads = tensor.unflatten(0, (-1, 2, 2, found.half // 2))
+                return heads.transpose(1, 2).flatten(0, 3)
             if found.transposed:
                 return tensor.T
             return tensor.flatten(1) if tensor.ndim > 2 else tensor  # of a convolution
@@ -93,6 +114,7 @@ class TowerModel:
             self.positions = kept(join(tower.root, tower.positions.name)).view(-1, tower.hidden)
         if tower.class_token:
             self.class_token = kept(join(tower.root, tower.class_token)).flatten()
+        self.standard = tuple(kept(join(tower.root, name)) for name in tower.standard or ())
         for one in self._executors.values():
             one.load(stored)
         for head in self.heads.values():
@@ -133,8 +155,11 @@ class TowerModel:
 
     def _rows(self, item: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Grid, ...]]:
         """Return the pixels of an item's patches, or the embeddings of its spectrogram, and its grids."""
+        patches = self.media.tower.patches
         if self.audio is None:
-            return pixel_rows(self.media.tower, item, cropped=self.media.tiles is None)
+            assert isinstance(patches, Patches), "other towers have a layer for audio"
+            rows, grids = pixel_rows(self.media.tower, item, cropped=self.media.tiles is None)
+            return (rows if patches.factor == 1.0 else rows * patches.factor + patches.offset), grids
         return self.audio.rows(item, self.target.dtype)
 
     def _tokens(self, grid: Grid) -> int:
@@ -144,7 +169,7 @@ class TowerModel:
     @property
     def _adds_class(self) -> bool:
         """Embeddings of a grid include that of the class token."""
-        return self.media.tower.keeps_class and not self.media.is_vector
+        return self.media.tower.keeps_class and not self.media.is_vector and not self.heads
 
     def _features(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the features of the patches, [patches, width of the features]."""
@@ -171,6 +196,9 @@ class TowerModel:
         features = self._executors[id(self.program.tower)].run(x, Rows(count, counts, angles))
         if order is not None:
             features = features[order.argsort()]
+        if self.standard:
+            bias, scale = (one.float() for one in self.standard)
+            features = ((features.float() * tower.factor - bias) * scale).to(features.dtype)
         return features if self.class_token is None or tower.keeps_class else self._without_class(features, count)
 
     def _patch_table(self) -> Tensor:
@@ -211,6 +239,18 @@ class TowerModel:
             first += len(order)
         return torch.cat(orders).to(self.target.device), tuple(counts)
 
+    def _queried(self, layer: QueryingLayer, x: Tensor, grids: tuple[Grid, ...]) -> tuple[Tensor, tuple[Grid, ...]]:
+        """Return the rows of queries that attend to those of each frame."""
+        more = int(self.media.tower.keeps_class)
+        frames = torch.split(x, [high * wide + more for count, high, wide in grids for _ in range(count)])
+        match layer:
+            case ResamplerLayer():
+                return layer(frames, grids)
+            case QFormerLayer():
+                return layer(frames), tuple((of[0], 1, layer.part.queries) for of in grids)
+            case AttentionPoolLayer():
+                return layer(frames), tuple((of[0], 1, 1) for of in grids)
+
     def _projected(
         self, part: ProjectorProgram, features: Tensor, grids: tuple[Grid, ...]
     ) -> tuple[Tensor, tuple[Grid, ...]]:
@@ -231,9 +271,8 @@ class TowerModel:
                 case ClassRow():
                     frames = torch.split(x, [high * wide + 1 for count, high, wide in grids for _ in range(count)])
                     x, grids = torch.stack([frame[0] for frame in frames]), tuple((of[0], 1, 1) for of in grids)
-                case AttentionPool():
-                    frames = torch.split(x, [high * wide for count, high, wide in grids for _ in range(count)])
-                    x, grids = self.heads[stage](frames), tuple((of[0], 1, 1) for of in grids)
+                case AttentionPool() | Resampler() | QFormer():
+                    x, grids = self._queried(self.heads[stage], x, grids)
                 case Program():
                     x = self._executors[id(stage)].run(x)
         return x, grids

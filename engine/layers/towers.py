@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.api.media import EMBEDDINGS
 from engine.distributed.world import SINGLE, World, least
 from engine.layers.audio import SPECTROGRAM
 from engine.layers.linear import Read, Target
@@ -19,6 +20,7 @@ class Towers:
     """The towers of a model. Every rank has them completely; ranks divide the items of a step."""
 
     def __init__(self, media: Media, world: World, target: Target) -> None:
+        self.media = media
         self.towers = tuple(TowerModel(one, SINGLE, target) for one in media.towers)
         self.width, self.world, self.target = media.width, world, target
 
@@ -36,16 +38,33 @@ class Towers:
     def encode_alone(self, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Compute all items on this rank. Embeddings of audio are padded with zeros to the width of those of images,
         whose further columns the text model adds to its hidden states. Raises ValueError as `encode`."""
-        if len(self.towers) == 1:
-            return self.towers[0].encode(items)
-        visual, audio = self.towers
-        chosen = [audio if SPECTROGRAM in item else visual for item in items]
+        chosen = [self._tower(item) for item in items]
         found = {
             tower: iter(tower.encode([item for item, own in zip(items, chosen, strict=True) if own is tower]))
             for tower in self.towers
         }
-        embeddings = (next(found[tower]) for tower in chosen)
-        return [pad(one, (0, self.width - one.shape[1])) for one in embeddings]
+        embeddings = (
+            self._given(item[EMBEDDINGS]) if tower is None else next(found[tower])
+            for item, tower in zip(items, chosen, strict=True)
+        )
+        return [one if one.shape[1] == self.width else pad(one, (0, self.width - one.shape[1])) for one in embeddings]
+
+    def _tower(self, item: Mapping[str, Tensor]) -> TowerModel | None:
+        """Return the tower that reads an item, or None if the item has its embeddings. Raises ValueError."""
+        if EMBEDDINGS in item:
+            return None
+        hears = SPECTROGRAM in item and self.media.audio is not None
+        own = self.media.audio if hears else self.media
+        tower = next((one for one in self.towers if one.media is own), None)
+        if tower is None:
+            raise ValueError("an item of media has no embeddings, and its tower is not loaded")
+        return tower
+
+    def _given(self, embeddings: Tensor) -> Tensor:
+        """Return the embeddings of an item that has them. Raises ValueError for another width."""
+        if embeddings.ndim != 2 or embeddings.shape[1] != self.width:
+            raise ValueError(f"embeddings have shape {list(embeddings.shape)}; a row must have {self.width} numbers")
+        return embeddings.to(self.target.device, self.target.dtype)
 
 
 def encode_divided(towers: Towers, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:

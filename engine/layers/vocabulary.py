@@ -145,7 +145,7 @@ class Vocabulary:
     def summed(self, ids: Tensor, positions: Tensor, segments: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the sum of token, position and segment rows, [tokens, hidden]. Arguments: [tokens] integers."""
         x = self.embed(ids, dtype)
-        if self.part.width is not None:
+        if not self.part.is_sum:
             return x
         if self.position_rows is not None:
             x = x.add_(embedding(positions, self.position_rows, dtype))

@@ -22,6 +22,7 @@ from engine.lowering.program import (
     AlibiSlopes,
     AudioWeights,
     BlockMatrices,
+    Bounds,
     Correction,
     DistanceBias,
     ExpertScales,
@@ -239,6 +240,8 @@ class _Footprint:
                         Holding("embedding", name, self.to.dtype, (math.prod(shape), self.to.element_bytes))
                         for name, shape in audio_sources(weight.embed, weight.root).items()
                     )
+                case Bounds():
+                    raise ValueError(f"{weight.name}: no memory is planned for it outside of a tower")
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
                 case DistanceBias(heads=heads, width=width) | SlopedDistances(heads=heads, width=width):
@@ -271,6 +274,8 @@ class _Footprint:
                         found = inner._norm(norm, path)
                     case QKNormVectors(attention=part, path=path):
                         found = inner._qk_norm(part, path)
+                    case Bounds():
+                        found = (Holding("norms", weight.name, "float32", (2, 4)),)
                     case _:
                         raise ValueError(f"{weight.name}: no memory is planned for it in a tower")
                 yield from (one._replace(part="tower", weight=weight.name) for one in found)

@@ -19,6 +19,8 @@ from engine.lowering.program import (
     AudioWeights,
     BlockLinear,
     BlockMatrices,
+    Bound,
+    Bounds,
     CausalConv,
     Clamp,
     Collect,
@@ -31,9 +33,11 @@ from engine.lowering.program import (
     DistanceBias,
     Embed,
     EmbedAudio,
+    EmbedMedia,
     ExpandValues,
     ExpertLinear,
     ExpertScales,
+    FillMedia,
     ForeignDecoder,
     ForeignWeights,
     Gate,
@@ -118,6 +122,7 @@ from engine.models.ranks import shared_units
 from engine.models.sources import (
     attention_linears,
     branch_path,
+    clipped,
     coefficient_linears,
     exact_linears,
     gate_blocks,
@@ -358,12 +363,28 @@ class PartLowering:
             cut = Value(name="cut", width=heads * part.value_width)
             yield CutHeads(x=attended, y=cut, heads=heads)
             attended = cut
-        yield self._summed(attended, y, out)
+        yield from self._clipped(attended, y, out) if part.clipped else (self._summed(attended, y, out),)
+
+    def _clipped(self, x: Value, y: Value, matrix: Matrix) -> Iterator[Op]:
+        """Project x. The inputs and outputs of each source of the matrix are clipped to bounds of their own."""
+        assert self.ranks == 1, "only towers have such projections, and every rank has the whole tower"
+        given, first = Value(name=f"clipped_inputs_{x.width}", width=x.width), 0
+        for row in matrix.linear.rows:
+            path, width = join(matrix.path, clipped(row.source)), row.units * row.width
+            own = Value(name=f"clipped_outputs_{width}", width=width)
+            yield Bound(x=x, y=_whole(given), weight=Bounds(path=path, side="input"))
+            yield Linear(x=given, y=own, weight=replace(matrix, linear=replace(matrix.linear, rows=(row,))))
+            to = Columns(value=y, first=first, width=width)
+            yield Bound(x=own, y=to, weight=Bounds(path=path, side="output"))
+            first += width
 
     def _qkv(self, part: Attention, x: Value, qkv: Value, matrix: Matrix, heads: int, keys: int) -> Iterator[Op]:
         """Project x to queries, keys and values. heads: queries and keys."""
         dim, width = part.head_dim, part.value_width
         first = heads * dim
+        if part.clipped:
+            yield from self._clipped(x, qkv, matrix)
+            return
         if part.value_dim is None:
             yield Linear(x=x, y=qkv, weight=matrix)
             yield from self._update(part, matrix.path, x, qkv)
@@ -678,7 +699,7 @@ class PartLowering:
         inner = self._share(part.intermediate_size, "inner values")
         wide, activated = Value(name="up", width=self._rows(up)), Value(name="activated", width=inner)
         numbers = ActivationNumbers(path=path) if part.act == parts.XIELU else None
-        yield Linear(x=x, y=wide, weight=up)
+        yield from self._clipped(x, wide, up) if part.clipped else (Linear(x=x, y=wide, weight=up),)
         yield from self._update(part, path, x, wide)
         gate = Columns(value=wide, first=0, width=inner)
         yield from _scaled(gate, part.gate_scale)
@@ -686,6 +707,9 @@ class PartLowering:
             yield Sparsify(x=gate, multiplier=NormalDist().inv_cdf(part.sparsity), size=part.intermediate_size)
         yield from _clamped(wide, part.clamp)
         yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None, numbers=numbers)
+        if part.clipped:
+            yield from self._clipped(activated, y, down)
+            return
         yield Linear(x=activated, y=y, weight=down, partial=True) if partial else self._summed(activated, y, down)
 
     def _experts(self, part: Experts, path: str, x: Value, y: Value) -> Iterator[Op]:
@@ -765,6 +789,8 @@ class _Lowering(PartLowering):
 
     def program(self) -> Program:
         model, encoder = self.model, self.model.encoder
+        if model.encoder_only:
+            return Program((EmbedMedia(y=self.x),), self.x)
         if model.foreign is not None:
             return Program(
                 (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
@@ -803,10 +829,15 @@ class _Lowering(PartLowering):
             ops.append(Linear(x=out, y=narrow, weight=matrix))
             out = narrow
         if encoder is None:
-            return Program(tuple(ops), out, self._kept, rope_axes=self._rope_axes())
+            axes, windowed = self._rope_axes(), self._windowed_spans
+            return Program(tuple(ops), out, self._kept, rope_axes=axes, windowed_spans=windowed)
         states = self.x if encoder.norm is None else self.normed
         linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
         return Program(tuple(ops), out, None, (*before, *linked), states, queries=self.queries)
+
+    @property
+    def _windowed_spans(self) -> bool:
+        return self.model.media is not None and self.model.media.windowed_items
 
     @property
     def _kept(self) -> Value | None:
@@ -856,7 +887,7 @@ class _Lowering(PartLowering):
         yield from self._final_norm(encoder.norm)
 
     def _embedding(self, tables: Tables) -> Iterator[Op]:
-        embed = tables.embed
+        embed, media = tables.embed, self.model.media is not None or self.model.reads_media
         if embed.width is None:
             yield Embed(y=self.x, weight=tables)
         else:
@@ -864,11 +895,11 @@ class _Lowering(PartLowering):
             rows, into = Value(name="token_rows", width=embed.width), width_linears(embed)[0]
             yield Embed(y=rows, weight=tables)
             yield Linear(x=rows, y=self.x, weight=Matrix(linear=into, path=self.model.root, part="embedding"))
-            if embed.positions is not None:
-                yield LookUpPositions(y=self.out, weight=tables)
-                yield Add(x=self.x, y=self.out)
-        if self.model.media is not None or self.model.reads_media:
+        if media:
             yield InsertMedia(x=self.x)
+        if embed.positions is not None and not embed.is_sum:
+            yield LookUpPositions(y=self.out, weight=tables)
+            yield Add(x=self.x, y=self.out)
         if tables.embed.norm is not None:
             yield self.norm(tables.embed.norm, self.model.root, self.x, self.x)
 
@@ -877,9 +908,12 @@ class _Lowering(PartLowering):
         width = part.layers * part.width
         self.layer_inputs, rows = Value(name="layer_inputs", width=width), Value(name="layer_rows", width=width)
         matrix = Matrix(linear=layer_inputs_linear(part, self.model.embed.hidden), path=root, part="embedding")
+        table, media = TokenTable(part=part, root=root), self.model.media
         yield Linear(x=self.x, y=self.layer_inputs, weight=matrix)
         yield NormalizeGroups(x=_whole(self.layer_inputs), weight=NormVector(norm=part.norm, path=root))
-        yield LookUp(y=rows, weight=TokenTable(part=part, root=root), partial=part.vocab < self.model.embed.vocab)
+        yield LookUp(y=rows, weight=table, partial=part.vocab < self.model.embed.vocab)
+        if media is not None:
+            yield FillMedia(x=rows, weight=table, token=media.layer_token)
         yield Add(x=self.layer_inputs, y=rows)
         yield from _scaled(_whole(self.layer_inputs), part.factor)
 

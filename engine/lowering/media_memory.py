@@ -19,6 +19,9 @@ from engine.models.parts import (
     JoinRows,
     Media,
     Merge,
+    QFormer,
+    Querying,
+    Resampler,
 )
 
 
@@ -34,7 +37,7 @@ def tower_sizes(media: Media) -> TowerSizes:
     """Return the sizes for an embedding: the sums over all towers. All buffers of a program are counted, although torch
     frees them earlier."""
     each = [_sizes(one) for one in media.towers]
-    return TowerSizes(max(one.patches for one in each), sum(one.elements for one in each))
+    return TowerSizes(max((one.patches for one in each), default=0), sum(one.elements for one in each))
 
 
 def _sizes(media: Media) -> TowerSizes:
@@ -49,7 +52,7 @@ def _sizes(media: Media) -> TowerSizes:
                 elements += max(1, rows) * _elements(stage)
             else:
                 rows //= _rows(stage)
-                copies = 3 if isinstance(stage, AttentionPool) else 1  # rows, keys and values
+                copies = 3 if isinstance(stage, Querying) else 1  # rows, keys and values
                 elements += rows * _rows(stage) * projector.width * copies
     return TowerSizes(patches, elements)
 
@@ -58,7 +61,7 @@ def tower_operations(media: Media, length: int) -> int:
     """Return the operations for an embedding of an item with `length` embeddings: of its patches and of the projectors.
 
     Attention in windows counts as attention in the whole item. Convolutions of audio are not counted."""
-    return max(_operations(one, length) for one in media.towers)
+    return max((_operations(one, length) for one in media.towers), default=0)
 
 
 def _operations(media: Media, length: int) -> int:
@@ -91,6 +94,10 @@ def _rows(stage: Stage) -> int:
             return count
         case ClassRow(rows=rows) | AttentionPool(rows=rows):
             return rows
+        case Resampler(queries=queries):
+            return max(math.ceil(patches / count) for patches, count in queries)
+        case QFormer(queries=count, rows=rows):
+            return math.ceil(rows / count)
     return 1
 
 

@@ -284,6 +284,18 @@ class Multiplier:
 
 
 @declared(frozen=True, kw_only=True)
+class Bounds:
+    """The least and the largest number of the inputs or outputs of a projection."""
+
+    path: str  # of the projection
+    side: Literal["input", "output"]
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, f"{self.side}_min")
+
+
+@declared(frozen=True, kw_only=True)
 class ForeignWeights:
     """All weights of a decoder that transformers computes."""
 
@@ -312,6 +324,7 @@ Weight = (
     | TokenTable
     | Multiplier
     | AudioWeights
+    | Bounds
     | ForeignWeights
 )
 
@@ -348,6 +361,22 @@ class InsertMedia:
     """x = the first columns of the embeddings of media, for the tokens of media in a step."""
 
     x: Value
+
+
+@declared(frozen=True, kw_only=True)
+class EmbedMedia:
+    """y = the embeddings of media, and 0 for tokens that are not of media."""
+
+    y: Value
+
+
+@declared(frozen=True, kw_only=True)
+class FillMedia:
+    """x = the row of one token for the tokens of media in a step."""
+
+    x: Value
+    weight: TokenTable
+    token: int
 
 
 @declared(frozen=True, kw_only=True)
@@ -768,6 +797,15 @@ class Scale:
 
 
 @declared(frozen=True, kw_only=True)
+class Bound:
+    """y = x, clipped to the bounds."""
+
+    x: Value
+    y: Columns
+    weight: Bounds
+
+
+@declared(frozen=True, kw_only=True)
 class Clamp:
     """x = min(max(x, low), high)."""
 
@@ -967,6 +1005,9 @@ Op = (
     | LookUp
     | LookUpPositions
     | InsertMedia
+    | EmbedMedia
+    | FillMedia
+    | Bound
     | ReadStates
     | AddMedia
     | Normalize
@@ -1031,6 +1072,7 @@ class Program:
     rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one
     queries: Value | None = None  # of cross-attention in the layers with alignment heads, side by side
     routes: tuple[Value, ...] = ()  # selected experts of each layer that has some, which are kept until the step's end
+    windowed_spans: bool = False  # only layers with a window read the spans of tokens that see one another
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -1102,6 +1144,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
             | LookUpPositions()
             | Multiply()
             | EmbedAudio()
+            | FillMedia()
+            | Bound()
             | Normalize()
             | NormalizeGroups()
             | Linear()
@@ -1118,7 +1162,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Input() | Embed() | EmbedAudio() | LookUp() | LookUpPositions() | ForeignDecoder():
+        case Input() | Embed() | EmbedAudio() | EmbedMedia() | LookUp() | LookUpPositions() | ForeignDecoder():
             return ()
         case Multiply() | Tanh() | PadValues() | CutHeads():
             return (op.x,)
@@ -1150,8 +1194,10 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.x, op.y.value  # its other columns are kept
         case Scale() | Clamp() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
-        case AllReduce() | InsertMedia() | ReadStates() | AddMedia():
+        case AllReduce() | InsertMedia() | FillMedia() | ReadStates() | AddMedia():
             return (op.x,)
+        case Bound():
+            return op.x, op.y.value  # its other columns are kept
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
         case Route():
@@ -1194,11 +1240,11 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Collect() | Tanh():
             return (op.x,)
-        case Input() | Embed() | EmbedAudio() | LookUp() | LookUpPositions():
+        case Input() | Embed() | EmbedAudio() | EmbedMedia() | LookUp() | LookUpPositions():
             return (op.y,)
         case Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
-        case Keep():
+        case Keep() | Bound():
             return (op.y.value,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedRecurrence() | GatedNorm() | BlockLinear():
             return (op.y,)
@@ -1212,7 +1258,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Add():
             return (_buffer(op.x),)
-        case AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
+        case AllReduce() | NormalizeParts() | InsertMedia() | FillMedia() | AddMedia():
             return (op.x,)
         case Scale() | Clamp() | NormalizeGroups() | Sparsify():
             return (op.x.value,)

@@ -20,6 +20,7 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     BlockLinear,
+    Bound,
     CausalConv,
     Clamp,
     Collect,
@@ -29,8 +30,10 @@ from engine.lowering.program import (
     DeltaRule,
     Embed,
     EmbedAudio,
+    EmbedMedia,
     ExpandValues,
     ExpertLinear,
+    FillMedia,
     ForeignDecoder,
     Gate,
     GatedNorm,
@@ -74,7 +77,8 @@ _EXPERTS, _STATES = "its shapes or its order depend on routes", "updates states 
 
 # Why torch.compile leaves out an operation of both executors. Operations that are not here depend only on rows.
 LEFT_OUT: dict[type[Op], str] = {
-    **dict.fromkeys((Input, Embed, EmbedAudio, LookUp, LookUpPositions, InsertMedia, AddMedia, ReadStates), _TOKENS),
+    **dict.fromkeys((Input, Embed, EmbedAudio, EmbedMedia, LookUp, LookUpPositions), _TOKENS),
+    **dict.fromkeys((InsertMedia, AddMedia, FillMedia, ReadStates), _TOKENS),
     **dict.fromkeys((WriteKV, PrepareKV, Attend, PrepareLatent, PrepareIndex, SelectKeys, AttendLatent), _PAGES),
     **dict.fromkeys((Route, ScaleRoutes, ExpertLinear, Combine), _EXPERTS),
     **dict.fromkeys((CausalConv, DeltaRule, SelectiveScan, GatedRecurrence), _STATES),
@@ -84,7 +88,7 @@ LEFT_OUT: dict[type[Op], str] = {
 ROWS: tuple[type[Op], ...] = (
     *(Keep, Normalize, NormalizeParts, NormalizeGroups, AddNormalize, Linear, Activation, Add, Multiply, Scale, Clamp),
     *(QKNorm, Rotate, ScaleQueries, AbsorbQueries, ExpandValues, BlockLinear, PadValues, CutHeads, Gate, GatedNorm),
-    *(Spread, Predict, Correct, Collect, Tanh, Sparsify),
+    *(Spread, Predict, Correct, Collect, Tanh, Sparsify, Bound),
 )
 """Operations that torch.compile compiles if torch executes the program."""
 WITHOUT_KERNEL: tuple[type[Op], ...] = (

@@ -28,6 +28,7 @@ from engine.models.media import (
     Project,
     Projector,
     ProjectorStep,
+    QFormer,
     RowStep,
     Tower,
     block_path,
@@ -130,6 +131,8 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
             stages.append(program)
             at, pending = program.out.width, []
         stages.append(step)
+        if isinstance(step, QFormer):
+            at = step.hidden
         at *= step.side**2 if isinstance(step, Merge) else step.count if isinstance(step, JoinRows) else 1
     if pending:
         stages.append(lowering.program(pending, projector.root, at))

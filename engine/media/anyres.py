@@ -88,23 +88,25 @@ class AnyRes:
         square = self.steps.resize or {"height": self.tile, "width": self.tile}
         edge = square.get("shortest_edge")
         whole = resized(image, (edge, edge) if edge else (square["height"], square["width"]), self.steps.resample)
-        tiles = [whole, *self._tiles(image, best)]
+        tiles = [whole, *cut_tiles(image, best, self.tile, self.steps.resample)]
         return {
             "pixel_values": np.stack([self.steps.apply(tile) for tile in tiles])[None],
             "image_sizes": np.array([[height, width]], np.int64),
         }
 
-    def _tiles(self, image: Image.Image, best: Size) -> list[Image.Image]:
-        by_width, by_height = best[1] / image.width, best[0] / image.height
-        if by_width < by_height:
-            size = min(ceil(image.height * by_width), best[0]), best[1]
-        else:
-            size = best[0], min(ceil(image.width * by_height), best[1])
-        padded = Image.new("RGB", (best[1], best[0]))
-        padded.paste(resized(image, size, self.steps.resample), ((best[1] - size[1]) // 2, (best[0] - size[0]) // 2))
-        corners = [(left, top) for top in range(0, best[0], self.tile) for left in range(0, best[1], self.tile)]
-        boxes = [(left, top, min(left + self.tile, best[1]), min(top + self.tile, best[0])) for left, top in corners]
-        return [padded.crop(box) for box in boxes]
+
+def cut_tiles(image: Image.Image, best: Size, edge: int, resample: int) -> list[Image.Image]:
+    """Return the tiles with this edge of an image that is resized and padded to the size `best`."""
+    by_width, by_height = best[1] / image.width, best[0] / image.height
+    if by_width < by_height:
+        size = min(ceil(image.height * by_width), best[0]), best[1]
+    else:
+        size = best[0], min(ceil(image.width * by_height), best[1])
+    padded = Image.new("RGB", (best[1], best[0]))
+    padded.paste(resized(image, size, resample), ((best[1] - size[1]) // 2, (best[0] - size[0]) // 2))
+    corners = [(left, top) for top in range(0, best[0], edge) for left in range(0, best[1], edge)]
+    boxes = [(left, top, min(left + edge, best[1]), min(top + edge, best[0])) for left, top in corners]
+    return [padded.crop(box) for box in boxes]
 
 
 def _resolutions(settings: Mapping[str, Any]) -> tuple[Size, ...]:

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from engine.media.processor import AudioProcessor, Processor, VideoProcessor
 
 FAMILIES = {
+    "aria": "aria",
+    "blip-2": "blip",
     "clip": "dual",
     "colpali": "paligemma",
     "colqwen2": "qwen_vl",
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
     "glm46v": "glm4v",
     "glm4v": "glm4v",
     "glm4v_moe": "glm4v",
@@ -50,6 +53,7 @@ FAMILIES = {
 
 
 VIDEO_FAMILIES = {
+    "gemma4": "gemma4_video",
     "glm46v": "glm4v_video",
     "glm4v": "glm4v_video",
     "glm4v_moe": "glm4v_video",

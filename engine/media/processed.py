@@ -42,6 +42,8 @@ class Processed(msgspec.Struct, frozen=True):
     kind: Modality = "image"  # in the request
     modality: Modality = "image"  # for the engine: some models read a video as a series of images
     seconds: float = 0.0  # duration of an audio clip
+    source: dict[str, MediaTensor] = {}
+    """Tensors of a file of its embeddings, besides these (engine/media/embeddings.py)."""
 
     @property
     def size(self) -> int:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
@@ -88,7 +89,7 @@ def process(processor: Processor, image: Image.Image) -> Processed:
     """Process an RGB image. Raises MediaError."""
     layout = processor.layout(*image.size)
     tensors = _media_tensors(processor.tensors(image))
-    return Processed(_digest(tensors), layout.text, layout.runs, tensors)
+    return Processed(digest_of(tensors), layout.text, layout.runs, tensors, source=_source(image.height, image.width))
 
 
 def process_video(processor: VideoProcessor, clip: Clip, max_frames: int) -> Processed:
@@ -98,28 +99,41 @@ def process_video(processor: VideoProcessor, clip: Clip, max_frames: int) -> Pro
         chosen = [chosen[at * len(chosen) // max_frames] for at in range(max_frames)]
     layout = processor.layout(chosen, clip)
     tensors = _media_tensors(processor.tensors(clip.read(chosen), chosen, clip))
-    return Processed(_digest(tensors), layout.text, layout.runs, tensors, "video", processor.modality)
+    source = _source(clip.frames, clip.height, clip.width, fps=clip.fps)
+    return Processed(digest_of(tensors), layout.text, layout.runs, tensors, "video", processor.modality, source=source)
 
 
 def process_audio(processor: AudioProcessor, samples: Array) -> Processed:
     """Process mono samples at 16 kHz. Raises MediaError."""
     layout = processor.layout(len(samples))
     tensors = _media_tensors(processor.tensors(samples))
-    return Processed(_digest(tensors), layout.text, layout.runs, tensors, "audio", "audio", len(samples) / SAMPLE_RATE)
+    seconds, source = len(samples) / SAMPLE_RATE, _source(len(samples))
+    return Processed(digest_of(tensors), layout.text, layout.runs, tensors, "audio", "audio", seconds, source)
+
+
+def _source(*size: int, fps: float | None = None) -> dict[str, MediaTensor]:
+    """Return the tensors of a file with the embeddings of an item (engine/media/embeddings.py), besides these."""
+    found = {"size": media_tensor(np.array(size, np.int64))}
+    if fps is not None:
+        rate = Fraction(fps).limit_denominator(1 << 53)
+        found["fps"] = media_tensor(np.array(rate.as_integer_ratio(), np.int64))
+    return found
 
 
 def _media_tensors(arrays: Mapping[str, Array]) -> dict[str, MediaTensor]:
-    return {name: _media_tensor(array) for name, array in arrays.items()}
+    return {name: media_tensor(array) for name, array in arrays.items()}
 
 
-def _media_tensor(array: Array) -> MediaTensor:
+def media_tensor(array: Array) -> MediaTensor:
+    """Return an array of float32 or int64 as a part of a message."""
     if array.dtype == np.float32:
         return MediaTensor("float32", array.shape, array.astype("<f4", copy=False).tobytes())
     assert array.dtype == np.int64, f"tensors are float32 or int64, not {array.dtype}"
     return MediaTensor("int64", array.shape, array.astype("<i8", copy=False).tobytes())
 
 
-def _digest(tensors: Mapping[str, MediaTensor]) -> bytes:
+def digest_of(tensors: Mapping[str, MediaTensor]) -> bytes:
+    """Return the digest of an item with these tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())

@@ -25,6 +25,7 @@ OPTIONS = frozenset(
         *("size", "min_pixels", "max_pixels", "min_patches", "max_patches", "crop_to_patches"),
         *("do_image_splitting", "do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size"),
         *("pan_and_scan_min_ratio_to_activate", "fps", "num_frames", "min_frames", "max_frames", "do_sample_frames"),
+        "max_soft_tokens",
     )
 )
 """Settings that a request may replace: the number of pixels, tiles and frames."""

@@ -31,15 +31,24 @@ from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.media import media_sources
 from engine.models.modules import Modules, read_modules
-from engine.models.multimodal import AUDIO, media_architecture, placed, reads_audio, with_media, with_towers
-from engine.models.parts import Model
+from engine.models.multimodal import (
+    AUDIO,
+    media_architecture,
+    placed,
+    reads_audio,
+    towers_alone,
+    with_embeddings,
+    with_media,
+    with_towers,
+)
+from engine.models.parts import Media, Model
 from engine.models.plugins import plugin_declaration
 from engine.models.quantized import Quantization, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.retrieval import inner_config, retrieval_architecture, retrieval_modules
 from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
 from engine.models.stored import stored_tensors
-from engine.models.task import fitted, reroot
+from engine.models.task import check_encoder_only, fitted, reroot
 from engine.models.text_only import has_prefix_attention, text_architecture, text_config, text_decoder
 from engine.models.thinker import thinker_config
 from engine.models.values import check_values
@@ -120,11 +129,12 @@ def read_checkpoint(
     generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, said.written, trust_remote_code)
     model = _declared(declare, config, said.place)
-    left_out = None
+    left_out: tuple[Media, ...] = ()
     if said.media:
         architecture, decoder = said.media, model
         model = _declared(lambda written: with_media(decoder, written), said.written, said.place)
-        model, left_out = with_towers(model, images=task.images, audio=task.audio)
+        choose = with_embeddings if task.accepts_embeddings else with_towers
+        model, left_out = choose(model, images=task.images, audio=task.audio)
     if said.is_dual and model.media is not None and (task.text_only or not task.images):
         model = replace(model, media=None, unread=(*model.unread, *media_sources(model.media)))
     if model.audio is not None:
@@ -140,7 +150,10 @@ def read_checkpoint(
         model = text_decoder(model, headers())
     if said.media and weights:
         model = placed(model, headers(), left_out)
-    quantization = read_quantization(config, model, said.place)
+    if task.encoder_only:
+        model = towers_alone(model, headers() if weights else ())
+    # Towers are never quantized.
+    quantization = None if task.encoder_only else read_quantization(config, model, said.place)
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:
         model = as_stored(model, architecture)
@@ -148,14 +161,15 @@ def read_checkpoint(
     elif weights:
         tensors = headers()
         quantization = None if quantization is None else quantization.named(tensors)
-    modules = read_modules(folder)
+    modules = None if task.encoder_only else read_modules(folder)
     if said.retrieval:
         architecture = said.retrieval
         modules = retrieval_modules(said.outer, model.embed.hidden, model.max_context, folder)
     if model.foreign is not None:
         count = sum(math.prod(info.shape) for info in tensors.values())
         model = replace(model, foreign=replace(model.foreign, parameters=count))
-    model = fitted(reroot(model, tensors), config, task, modules, folder)
+    if not task.encoder_only:
+        model = fitted(reroot(model, tensors), config, task, modules, folder)
     model, tensors = _matched(model, tensors, quantization, modules)
     return Checkpoint(
         path=folder,
@@ -177,7 +191,13 @@ def _described(folder: Path, blocks: Path | None, task: TaskConfig) -> _Describe
     retrieval, is_dual = retrieval_architecture(outer), _is_dual(outer)
     written = inner_config(outer) if retrieval else thinker_config(outer)
     media = "" if task.text_only or blocks is not None else media_architecture(written)
-    wanted = (task.audio and reads_audio(media)) or (task.images and media not in AUDIO)
+    place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
+    has_tower = (task.audio and reads_audio(media)) or (task.images and media not in AUDIO and bool(media))
+    if task.encoder_only:
+        check_encoder_only(task, place, has_tower=has_tower and not retrieval)
+    if task.accepts_embeddings and (not media or task.encoder_only):
+        raise TaskError(f"model.media.accept_embeddings: true: {place}: prompts of the model have no media; remove it")
+    wanted = has_tower or task.accepts_embeddings
     without_tower = bool(media) and not wanted and not has_prefix_attention(written)
     text_only = (task.text_only and not is_dual) or without_tower
     if text_only and has_prefix_attention(written):
@@ -185,7 +205,6 @@ def _described(folder: Path, blocks: Path | None, task: TaskConfig) -> _Describe
             f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, "
             "which is supported only together with images; leave the key out"
         )
-    place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
     return _Described(outer, written, place, retrieval, is_dual, "" if without_tower else media, text_only)
 
 

@@ -12,6 +12,7 @@ from engine.models import (
     apertus,
     arcee,
     arctic,
+    aria,
     baichuan,
     bailing_moe,
     bamba,
@@ -98,7 +99,7 @@ DECODERS = (
     *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
     *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe, gemma4, gemma3n, mimo_v2, longcat_flash),
-    *(step3p5, arctic, bailing_moe, cwm),
+    *(step3p5, arctic, bailing_moe, cwm, aria),
 )
 RECURRENT = (
     *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, minimax, nemotron_h, olmo_hybrid),

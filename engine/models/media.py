@@ -10,10 +10,12 @@ from dataclasses import replace
 from engine.models.parts import (
     MLP,
     Activate,
+    Attention,
     AttentionPool,
     AudioEmbedding,
     AveragePool,
     AverageRows,
+    Block,
     ChunkedAudio,
     ClassRow,
     GridPositions,
@@ -26,10 +28,14 @@ from engine.models.parts import (
     Project,
     Projector,
     ProjectorStep,
+    QFormer,
+    Querying,
+    Resampler,
     RowStep,
     StoredTensor,
     Tiles,
     Tower,
+    bodies,
 )
 from engine.models.sources import Shapes, audio_sources, branch_sources, join, linear_sources, mlp_linears, norm_sources
 
@@ -51,6 +57,9 @@ __all__ = [
     "Project",
     "Projector",
     "ProjectorStep",
+    "QFormer",
+    "Querying",
+    "Resampler",
     "RowStep",
     "StoredTensor",
     "Tiles",
@@ -75,10 +84,14 @@ def tokens_per_image(media: Media) -> int:
     return (positions.side // joined) ** 2
 
 
-def pooling_heads(media: Media) -> tuple[tuple[AttentionPool, str], ...]:
-    """Return the pooling heads of all projectors with their paths."""
+def pooling_heads(media: Media) -> tuple[tuple[Querying, str], ...]:
+    """Return the parts of all projectors that attend to the rows of a frame, with their paths."""
     steps = ((step, one.root) for one in media.projectors for step in one.steps)
-    return tuple((step, join(root, step.name)) for step, root in steps if isinstance(step, AttentionPool))
+    return tuple(
+        (step, join(root, step.name) if isinstance(step, AttentionPool) else root)
+        for step, root in steps
+        if isinstance(step, Querying)
+    )
 
 
 PREFIX_TEXT = 512  # tokens of text that a prompt with bidirectional attention has room for beside an image
@@ -123,10 +136,11 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
     tower, tiles = media.tower, media.tiles
     found = [] if tower.positions is None else [join(tower.root, tower.positions.name)]
     found += [join(tower.root, tower.class_token)] if tower.class_token else []
+    found += [join(tower.root, name) for name in tower.standard or ()]
     if not isinstance(tower.patches, Patches):
         found += _input_sources(tower)
     for head, path in pooling_heads(media):
-        found += pooling_head_sources(head, path)
+        found += querying_sources(head, path)
     return (*found, *(() if tiles is None else (tiles.newline,)))
 
 
@@ -155,6 +169,56 @@ def pooling_head_sources(head: AttentionPool, path: str) -> Shapes:
     return found
 
 
+def querying_sources(part: Querying, path: str) -> Shapes:
+    """Return the tensors of a step in which queries attend to rows."""
+    match part:
+        case AttentionPool():
+            return pooling_head_sources(part, path)
+        case Resampler():
+            return resampler_sources(part, path)
+        case QFormer():
+            return qformer_sources(part, path)
+
+
+def qformer_sources(part: QFormer, path: str) -> Shapes:
+    """Return the tensors of a Q-Former, with the names of BERT."""
+    size, wide = part.hidden, part.intermediate_size
+    found: Shapes = {join(path, "query_tokens"): (1, part.queries, size)}
+
+    def both(name: str, *shape: int) -> None:
+        found[join(path, "qformer", f"{name}.weight")] = shape
+        found[join(path, "qformer", f"{name}.bias")] = shape[:1]
+
+    both("layernorm", size)
+    for index in range(part.layers):
+        layer, kinds = f"encoder.layer.{index}", {"attention": size}
+        kinds |= {"crossattention": part.inputs} if index % part.every == 0 else {}
+        for kind, inputs in kinds.items():
+            both(f"{layer}.{kind}.attention.query", size, size)
+            both(f"{layer}.{kind}.attention.key", size, inputs)
+            both(f"{layer}.{kind}.attention.value", size, inputs)
+            both(f"{layer}.{kind}.output.dense", size, size)
+            both(f"{layer}.{kind}.output.LayerNorm", size)
+        both(f"{layer}.intermediate_query.dense", wide, size)
+        both(f"{layer}.output_query.dense", size, wide)
+        both(f"{layer}.output_query.LayerNorm", size)
+    return found
+
+
+def resampler_sources(part: Resampler, path: str) -> Shapes:
+    """Return the tensors of a resampler. Those of its attention have the names of torch.nn.MultiheadAttention."""
+    size, inside = part.hidden, join(path, "cross_attn")
+    found: Shapes = {join(path, "query"): (max(count for _, count in part.queries), size)}
+    found |= {join(inside, f"{name}_proj.weight"): (size, size) for name in "qkv"}
+    found[join(inside, "multihead_attn.in_proj_weight")] = (3 * size, size)
+    found[join(inside, "multihead_attn.in_proj_bias")] = (3 * size,)
+    for name in ("multihead_attn.out_proj", "linear"):
+        found |= {join(inside, f"{name}.weight"): (size, size), join(inside, f"{name}.bias"): (size,)}
+    for name in ("layer_norm", "layer_norm_kv"):
+        found |= {join(inside, f"{name}.{last}"): (size,) for last in ("weight", "bias")}
+    return found
+
+
 def media_sources(media: Media) -> Shapes:
     """Return every tensor that a checkpoint must have for the towers and the projectors: name and shape."""
     found: Shapes = {}
@@ -172,18 +236,29 @@ def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
     if tower.positions is not None:
         stored = tower.positions.stored or (tower.positions.rows, tower.hidden)
         shapes[join(tower.root, tower.positions.name)] = stored
+    for name in tower.standard or ():
+        shapes[join(tower.root, name)] = (tower.hidden,)
     for norm in (tower.before, tower.norm):
         if norm is not None:
             shapes |= norm_sources(norm, tower.root, (norm.size,))
     scales: dict[str, str] = {}
+    halved: dict[str, int] = {}
     for index, block in enumerate(tower.blocks):
         path = block_path(tower, index)
         for branch in block:
             shapes |= branch_sources(branch, path)
+        for name in tower.halved:
+            halved[join(path, name)] = _half_head(block)
         for matrix, vector in tower.scales:
             scales |= {join(path, matrix, last): join(path, vector) for last in ("weight", "bias")}
     for name, shape in shapes.items():
-        yield name, StoredTensor(name=name, shape=shape, scale=scales.get(name, ""))
+        half = halved.get(name.removesuffix(".weight"), 0)
+        yield name, StoredTensor(name=name, shape=shape, scale=scales.get(name, ""), half=half)
+
+
+def _half_head(block: Block) -> int:
+    """Return half the size of a head of a block's attention."""
+    return next(body.head_dim // 2 for part in block for body in bodies(part) if isinstance(body, Attention))
 
 
 def _input_sources(tower: Tower) -> Shapes:
@@ -204,6 +279,8 @@ def _step_sources(step: ProjectorStep, root: str) -> Shapes:
             return {}
         case AttentionPool():
             return pooling_head_sources(step, join(root, step.name))
+        case Resampler() | QFormer():
+            return querying_sources(step, root)
         case Project(linear=linear):
             return linear_sources(linear, root)
         case MLP():

@@ -261,6 +261,7 @@ class Attention:
     gate_source: str = ""  # without a bias
     outputs: int | None = None  # size of the output, if it is not `hidden`
     update: "LowRankUpdate | None" = None  # of the projections to q, k and v
+    clipped: bool = False  # inputs and outputs of each projection are clipped to limits in the checkpoint (Gemma 4)
     gate_per_head: bool = False  # a head has one gate, which `gate_source` projects to; else one for each element
     name: str = "self_attn"
 
@@ -371,6 +372,8 @@ class MLP:
     token makes this share of them 0: it is their mean plus a multiple of their standard deviation (Gemma 3n)."""
     update: LowRankUpdate | None = None  # of the projection to gate and up, whose rows are one tensor
     clamp: tuple[float, float] | None = None  # gate x is at most the first number, and up x within ± the second
+    clipped: bool = False  # inputs and outputs of each projection are clipped to limits in the checkpoint (Gemma 4)
+    inputs: int = 0  # size of x, if it is not `hidden`
     name: str = "mlp"
 
 
@@ -735,11 +738,13 @@ class Embedding:
     positions: Lookup | None = None
     segments: Lookup | None = None
     norm: Norm | None = None
+    positions_last: bool = False  # rows of positions are added to the embeddings of media too; no segments
 
     @property
     def is_sum(self) -> bool:
-        """True if positions or segments have rows too, which are added."""
-        return self.width is None and (self.positions is not None or self.segments is not None)
+        """True if the rows of positions or segments are added at once."""
+        apart = self.width is not None or self.positions_last
+        return not apart and (self.positions is not None or self.segments is not None)
 
     @property
     def row_width(self) -> int:
@@ -965,6 +970,8 @@ class Patches:
     frames: int = 1  # consecutive frames in a patch
     bias: bool = True
     flat: bool = False  # `pixel_values` has a row for each patch (Qwen2-VL); else it has images
+    factor: float = 1.0  # pixels are multiplied by it first, and `offset` is added
+    offset: float = 0.0
     dimensions: Literal[0, 2, 3] = 2  # of the convolution as which the weight is stored; 0: of a matrix
     norm: Norm | None = None
 
@@ -997,17 +1004,18 @@ class PatchPositions:
     corners   bilinear interpolation, with the corners of the grid at the corners of the table (Qwen3-VL)
     bicubic   bicubic interpolation between the centres of patches
     nearest   the row of the table whose share of the side has the patch's begin (Idefics3)
+    axes      there are two tables, one after the other: for columns, then for rows; their rows are added (Gemma 4)
     """
 
     name: str
     side: int
-    fit: Literal["none", "bilinear", "corners", "bicubic", "nearest"] = "none"
+    fit: Literal["none", "bilinear", "corners", "bicubic", "nearest", "axes"] = "none"
     class_row: bool = False  # the table has a row for the class token, in the place of the token
     stored: tuple[int, ...] = ()  # shape in the checkpoint, if it is not [rows, hidden]
 
     @property
     def rows(self) -> int:
-        return self.side**2 + self.class_row
+        return 2 * self.side if self.fit == "axes" else self.side**2 + self.class_row
 
 
 @declared(frozen=True, kw_only=True)
@@ -1029,6 +1037,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     transposed: bool = False
     scale: str = ""  # name of a vector, by whose elements the rows are multiplied
+    half: int = 0
+    """Rows of half a head, if each half is rotated by itself. The second quarter of a head is exchanged with the third,
+    so that the halves of the pairs are half a head apart."""
 
 
 @declared(frozen=True, kw_only=True)
@@ -1053,6 +1064,9 @@ class Tower:
     whole: tuple[int, ...] = ()  # blocks with attention among all patches of a frame, if there are windows
     scales: tuple[tuple[str, str], ...] = ()  # (matrix, vector that multiplies its outputs), names within a block
     keeps_class: bool = False  # features include the class token
+    halved: tuple[str, ...] = ()  # tensors within a block with heads whose halves are rotated by themselves (Gemma 4)
+    standard: tuple[str, str] | None = None  # names of b and s; features are replaced by (factor · x - b) · s (Gemma 4)
+    factor: float = 1.0  # of `standard`
     unread: tuple[str, ...] = ()
 
     @property
@@ -1115,6 +1129,34 @@ class AttentionPool:
 
 
 @declared(frozen=True, kw_only=True)
+class Resampler:
+    """The first queries of a table, after attention to all rows of a frame (Aria). Their number depends on that of the
+    patches of a square image, whose side is the longer one of the frame. Every rank computes it completely."""
+
+    hidden: int
+    heads: int
+    eps: float  # of the norms of queries and rows
+    queries: tuple[tuple[int, int], ...]  # (patches of a square image, number of queries), in ascending order
+
+
+@declared(frozen=True, kw_only=True)
+class QFormer:
+    """Outputs of learned queries. In each block of a BERT they attend to one another, and in every `every`-th block,
+    the first included, to all rows of a frame (BLIP-2). Every rank computes it completely."""
+
+    hidden: int
+    inputs: int  # width of the rows
+    layers: int
+    heads: int
+    intermediate_size: int
+    act: str
+    eps: float
+    every: int
+    queries: int
+    rows: int  # rows of an image of the usual size
+
+
+@declared(frozen=True, kw_only=True)
 class Project:
     """y = act(x W^T (+ b))."""
 
@@ -1129,7 +1171,9 @@ class Activate:
     act: str
 
 
-RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | AttentionPool
+Querying = AttentionPool | Resampler | QFormer
+"""Steps in which learned queries attend to the rows of a frame."""
+RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | Querying
 """Steps after which there are fewer rows."""
 ProjectorStep = RowStep | Project | Activate | Norm | MLP
 
@@ -1185,6 +1229,8 @@ class Media:
     attention: Literal["causal", "item", "prefix"] = "causal"
     """Attention of the text model: causal; bidirectional among the tokens of an item (Gemma 3); or bidirectional in the
     whole prompt (PaliGemma)."""
+    windowed_items: bool = False  # with attention `item`: bidirectional in layers with a window only (Gemma 4)
+    layer_token: int = 0  # token whose rows in the table of `LayerInputs` the tokens of media have
     deepstack: tuple[int, ...] = ()
     """Columns of an embedding beyond the first `hidden` are, in order, added to the hidden states of the token after
     these blocks of the text model (Qwen3-VL)."""
@@ -1194,6 +1240,7 @@ class Media:
     is_vector: bool = False
     """An item is a prompt of its own, of one token, and its only embedding is the vector of the prompt. The text model
     does not read it (CLIP)."""
+    is_loaded: bool = True  # False: there is no tower, and items have their embeddings
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -1205,8 +1252,8 @@ class Media:
 
     @property
     def towers(self) -> tuple["Media", ...]:
-        """All towers: this one, and the one for audio clips if there is one."""
-        return (self,) if self.audio is None else (self, self.audio)
+        """All towers that are loaded: this one, and the one for audio clips."""
+        return tuple(one for one in (self, self.audio) if one is not None and one.is_loaded)
 
     @property
     def width(self) -> int:
@@ -1239,6 +1286,7 @@ class Model:
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
     foreign: Foreign | None = None
     media: Media | None = None  # tower and projectors of images, videos or audio
+    encoder_only: bool = False  # the outputs are the embeddings of media; there is no token embedding and no block
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
     predictor: "Predictor | None" = None  # head that predicts the token after the next one, if a checkpoint has it

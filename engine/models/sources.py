@@ -53,6 +53,7 @@ from engine.models.parts import (
 Shapes = dict[str, tuple[int, ...]]
 ACT_FN = "act_fn"  # path of the numbers of an activation in an MLP
 XIELU_NUMBERS: Shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+LIMITS = ("input_min", "input_max", "output_min", "output_max")  # tensors of a clipped projection
 EXPERT_MODULES = ("mlp", "block_sparse_moe", "feed_forward")  # modules of transformers that have experts
 
 
@@ -175,7 +176,7 @@ def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
             *(Rows(source=name, units=part.intermediate_size) for name in names[:: -1 if part.up_first else 1])
         )
         rows = rows[:: -1 if part.up_first else 1]  # the gate is first in memory
-    up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
+    up = Linear(rows=rows, inputs=part.inputs or part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
     bias = part.bias or part.down_bias
     return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=bias)
@@ -523,10 +524,17 @@ def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
             return {f"{name}.{suffix}": shape for suffix in present}
 
 
+def clipped(source: str) -> str:
+    """Return the module that has the limits of a clipped projection, which is within it."""
+    return source.removesuffix(".linear")
+
+
 def sources(model: Model) -> Shapes:
     """Return every tensor that a checkpoint of this model must have: name and shape."""
     if model.foreign is not None:
         return {}  # transformers knows them
+    if model.encoder_only:
+        return {}  # towers have their own
     found = _embedding_sources(model.embed, model.root)
     if model.encoder is not None:
         embed = model.encoder.embed
@@ -842,6 +850,9 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                 found |= norm_sources(norm, join(path, body.name, body.indexer.name), (norm.size,))
         if isinstance(body, LowRank):
             found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
+        if isinstance(body, Attention | MLP) and body.clipped:
+            of = (row.source for _, linear in _linears(body, path) for row in linear.rows)
+            found |= {join(path, body.name, clipped(source), limit): (1,) for source in of for limit in LIMITS}
         if isinstance(body, MLP) and body.act == XIELU:
             found |= {join(path, body.name, ACT_FN, name): shape for name, shape in XIELU_NUMBERS.items()}
         if isinstance(body, Mamba):

@@ -110,6 +110,19 @@ def _embedder(
     return replace(model, head=None, pooler=pooler, max_context=min(model.max_context, longest), unread=_unread(model))
 
 
+def check_encoder_only(wanted: TaskConfig, place: str, *, has_tower: bool) -> None:
+    """Raise TaskError, naming the key, if a checkpoint cannot serve its towers alone. place: the configuration."""
+    if not has_tower:
+        raise TaskError(
+            f"model.media.encoder_only: true: {place}: the model has no tower whose embeddings are parts of prompts, "
+            "or limits.media turns it off"
+        )
+    if wanted.task not in ("auto", "embed"):
+        raise TaskError(f"model.task: {wanted.task}: with model.media.encoder_only, supported is embed")
+    if wanted.pool != "auto" or wanted.normalize is not None or wanted.dimensions:
+        raise TaskError("model.pooling: has no effect with model.media.encoder_only; leave it out")
+
+
 def _end(normalizes: bool) -> Literal["normalize", "none"]:
     return "normalize" if normalizes else "none"
 

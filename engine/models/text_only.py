@@ -17,6 +17,7 @@ from engine.models.sources import join
 
 # Type of the decoder in text_config -> its architecture, and the defaults of settings that exporters omit.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "aria_text": ("AriaTextForCausalLM", {}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
     "gemma": ("GemmaForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
@@ -73,6 +74,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_key_value_heads": 8, "vocab_size": 32_000},
         },
     ),
+    "opt": ("OPTForCausalLM", {}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2_5_omni_text": ("Qwen2ForCausalLM", {}),
     "qwen2_vl_text": ("Qwen2ForCausalLM", {}),

@@ -87,7 +87,10 @@ class Family:
             more["token_type_ids"] = (torch.arange(ids.shape[1]) >= prompt).long()[None]
         elif self.types:
             more[self.types] = (ids == self.token).long()
-        return self.model(input_ids=ids, **given, **more).logits[0, -1].log_softmax(-1)
+        model = self.model
+        if isinstance(model, transformers.Blip2ForConditionalGeneration) and not given:
+            model = model.language_model
+        return model(input_ids=ids, **given, **more).logits[0, -1].log_softmax(-1)
 
 
 def picture(shape: tuple[int, ...], tokens: int, seed: int, **more: torch.Tensor) -> Picture:
@@ -263,6 +266,60 @@ def llama4(folder: Path) -> Family:
     return Family(saved(transformers.Llama4ForConditionalGeneration(config), folder), folder)
 
 
+def blip2(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    former = {"hidden_size": 18, "intermediate_size": 22, "num_hidden_layers": 3, "num_attention_heads": 3}
+    text = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCAB}
+    config = transformers.Blip2Config(
+        vision_config={**eyes, "patch_size": 4, "image_size": 12},
+        qformer_config={**former, "encoder_hidden_size": 16},
+        text_config={"model_type": "opt", **text, "word_embed_proj_dim": 32, "max_position_embeddings": 128},
+        num_query_tokens=5,
+        image_token_index=IMAGE,
+    )
+    return Family(saved(transformers.Blip2ForConditionalGeneration(config), folder), folder)
+
+
+def aria(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.AriaConfig(
+        vision_config={"model_type": "idefics3_vision", **eyes, "patch_size": 4, "image_size": 24},
+        text_config={**TEXT, "intermediate_size": 24, "moe_num_experts": 4, "rope_parameters": {"rope_theta": 1e4}},
+        projector_patch_to_query_dict={9: 3, 36: 5},
+        image_token_index=IMAGE,
+    )
+    return Family(saved(transformers.AriaForConditionalGeneration(config), folder), folder)
+
+
+def gemma4(folder: Path, **text: Any) -> Family:
+    inner = transformers.Gemma4TextConfig(
+        **TEXT | {"num_hidden_layers": 4},
+        **{"global_head_dim": 16, "vocab_size_per_layer_input": VOCAB, "sliding_window": 10},
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        **text,
+    )
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    eyes |= {"num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "pooling_kernel_size": 2}
+    config = transformers.Gemma4Config(
+        text_config=inner,
+        vision_config={**eyes, "position_embedding_size": 12},
+        audio_config=None,
+        image_token_id=IMAGE,
+        video_token_id=IMAGE - 1,
+        audio_token_id=IMAGE - 2,
+    )
+    model = saved(transformers.Gemma4ForConditionalGeneration(config), folder)
+    return Family(model, folder, types="mm_token_type_ids")
+
+
+def gemma4_picture(seed: int) -> Picture:
+    high, wide = {1: (4, 6), 2: (6, 2), 3: (4, 4)}[seed]
+    rows, columns = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
+    places = torch.full((1, 24, 2), -1)
+    places[0, : high * wide] = torch.stack((columns, rows), -1).view(-1, 2)
+    return picture((1, 24, 48), high * wide // 4, seed, image_position_ids=places)
+
+
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
 EXPERTS |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8}
 
@@ -305,4 +362,11 @@ FAMILIES = {
     "glm-ocr": (lambda folder: glm(folder, "GlmOcr", head_dim=8), qwen_picture),
     "gemma3": (gemma3, lambda seed: picture((1, 3, 24, 24), 9, seed)),
     "paligemma": (paligemma, llava_picture),
+    "blip-2": (blip2, lambda seed: picture((1, 3, 12, 12), 5, seed)),
+    "aria": (aria, lambda seed: picture((1, 3, 24, 24), 5, seed)),
+    "gemma4": (lambda folder: gemma4(folder, hidden_size_per_layer_input=6, num_kv_shared_layers=2), gemma4_picture),
+    "gemma4-sight": (
+        lambda folder: gemma4(folder, hidden_size_per_layer_input=0, use_bidirectional_attention="vision"),
+        gemma4_picture,
+    ),
 }

@@ -4,7 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from appliance.config.key import ENGINE, LIVE, LIVE_OUTPUTS, NUMBERS, SERVICE, TASK, Effect, Limit, Note, declare
+from appliance.config.key import (
+    ENGINE,
+    LIVE,
+    LIVE_OUTPUTS,
+    NUMBERS,
+    SERVICE,
+    TASK,
+    Effect,
+    Limit,
+    Note,
+    Switch,
+    declare,
+)
 from appliance.config.sections.source import Download, Source
 from appliance.config.sections.values import Auto, Count, SecretName, Section, integer_text
 
@@ -36,6 +48,28 @@ class Pooling(Section):
     )
     """With model.task score: two words, each a single token; the score is the probability of the first one compared
     with the second."""
+
+
+class ModelMedia(Section):
+    """Towers of a multimodal model in a service of their own."""
+
+    encoder_only: bool = declare(
+        False,
+        effect=TASK,
+        target="engine.model.task.encoder_only",
+        aliases={"vLLM": "mm_encoder_only"},
+    )
+    """Serve only the towers of images, videos and audio: /v1/media/embeddings returns embeddings for other services of
+    the same checkpoint. The decoder is not loaded."""
+    accept_embeddings: bool = declare(
+        False,
+        effect=TASK,
+        target="engine.model.task.accepts_embeddings",
+        aliases={"vLLM": "enable_mm_embeds"},
+        clients=Switch(off="embeddings of media in prompts get 400", on="prompts may have embeddings of media"),
+    )
+    """Accept parts of messages with embeddings of images, videos and audio. With 0 as the limit of a modality in
+    limits.media, its tower is not loaded, and its embeddings are still accepted."""
 
 
 class Model(Section):
@@ -116,6 +150,8 @@ class Model(Section):
     answers yes or no."""
     text_only: bool = declare(False, effect=TASK, target="engine.model.task.text_only")
     """Serve only the text decoder of a multimodal model; requests may then contain text only."""
+    media: ModelMedia = ModelMedia()
+    """Towers of a multimodal model in a service of their own."""
     pooling: Pooling = Pooling()
     """Pooling of vectors and scores, to override the checkpoint."""
     # built-in architectures never run remote code

@@ -45,7 +45,7 @@ TAGS = {
     "Generation": ("/v1/chat/", "/v1/completions", "/v1/responses", "/v1/messages", "/generative_scoring"),
     "Speech": ("/v1/audio/",),
     "Embeddings, scores and rankings": ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/rerank",
-                                        "/v1/score", "/v1/rerank", "/v2/rerank"),
+                                        "/v1/media/", "/v1/score", "/v1/rerank", "/v2/rerank"),
     "Inference protocol of KServe": ("/v2/models", "/v2/health"),
     "Models and tokens": ("/v1/models", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/tokenize",
                           "/detokenize"),
@@ -82,6 +82,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v2/embed": {"texts": ["A text"], "input_type": "search_document", "embedding_types": ["float"]},
     "/pooling": {"input": "A text"},
     "/classify": {"input": "A text"},
+    "/v1/media/embeddings": {"input": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}]},
     **dict.fromkeys(("/score", "/v1/score"), {"queries": "What is the capital of Norway?", "documents": ["Oslo."]}),
     **dict.fromkeys(
         ("/rerank", "/v1/rerank", "/v2/rerank"),

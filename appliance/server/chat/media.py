@@ -1,6 +1,6 @@
 """Images, videos and audio in conversations: content parts, and placeholders in the rendered prompt."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ PARTS: dict[str, tuple[Modality, str]] = {
     "video_url": ("video", "video_url"),
     "audio_url": ("audio", "audio_url"),
     "input_audio": ("audio", "input_audio"),
+    "image_embeds": ("image", "image_embeds"),
+    "video_embeds": ("video", "video_embeds"),
+    "audio_embeds": ("audio", "audio_embeds"),
 }
 """Modality and field of a content part, by its type."""
 IO_OPTIONS: dict[str, frozenset[str]] = {
@@ -29,6 +32,8 @@ IO_OPTIONS: dict[str, frozenset[str]] = {
     "audio": frozenset(),
 }
 """Settings of media_io_kwargs by modality."""
+EMBEDS: dict[Modality, str] = {"image": "image_embeds", "video": "video_embeds", "audio": "audio_embeds"}
+"""Type, and field, of a part with the embeddings of an item."""
 MAX_UUID = 256
 _PROBE = "Wq7"
 """Text that no template contains."""
@@ -103,14 +108,21 @@ def chat_media(
     """Yield the media of chat messages that the model reads, in order. options: settings of the processor that the
     request replaces. where: path of the messages. io: media_io_kwargs of the
     request. Raise RequestError for an invalid part."""
-    chosen = "" if options is None else options_text(options)
-    of_kind = {kind: options_text({**own, **(options or {})}) for kind, own in media_options(io).items()}
+    chosen = options_by_kind(options, io)
     for at, message in enumerate(messages):
         content = message.get("content")
         for index, part in enumerate(content if isinstance(content, list) else ()):
             kind = part_modality(part)
             if kind is not None and kind in known:
-                yield media_part(part, f"{where}.{at}.content.{index}", of_kind.get(kind, chosen))
+                yield media_part(part, f"{where}.{at}.content.{index}", chosen(kind))
+
+
+def options_by_kind(options: Mapping[str, Any] | None, io: Mapping[str, Any] | None) -> Callable[[Modality], str]:
+    """Return a function from a modality to the settings of its processor, as a text. options: mm_processor_kwargs of
+    the request. io: its media_io_kwargs. Raise RequestError for unknown ones."""
+    chosen = "" if options is None else options_text(options)
+    of_kind = {kind: options_text({**own, **(options or {})}) for kind, own in media_options(io).items()}
+    return lambda kind: of_kind.get(kind, chosen)
 
 
 def media_options(given: Mapping[str, Any] | None) -> dict[Modality, dict[str, Any]]:
@@ -154,8 +166,13 @@ def media_part(part: dict[str, Any], where: str, options: str = "") -> MediaPart
     uuid = part.get("uuid")
     if uuid is not None and (not isinstance(uuid, str) or not 0 < len(uuid) <= MAX_UUID):
         raise RequestError(f"{where}: uuid must be a string of 1 to {MAX_UUID} characters.", where)
+    embeddings = name == EMBEDS[kind]
     if given is None and uuid:
-        return MediaPart(kind, "", where, uuid, options)
+        return MediaPart(kind, "", where, uuid, options, embeddings=embeddings)
+    if embeddings:
+        if not isinstance(given, str) or not given:
+            raise RequestError(f"{where} must have a file in the format safetensors, in base64.", where)
+        return MediaPart(kind, f"data:;base64,{given}", where, uuid or "", options, embeddings=True)
     url = _audio_url(given) if name == "input_audio" else given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str) or not url:
         wanted = "data in base64 and their format" if name == "input_audio" else f"the URL of the {kind}"

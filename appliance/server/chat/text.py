@@ -18,7 +18,8 @@ def load_text(config: GatewayConfig) -> Text:
     tokenizer = Tokenizer(config.model)
     renderers = Renderers()
     template = load_template(tokenizer, config.chat_template, renderers)
-    media = _media_text(config, tokenizer, template) if config.modalities else None
+    reads_media = config.modalities or config.embedded_modalities
+    media = _media_text(config, tokenizer, template) if reads_media else None
     text = Text(tokenizer, template, config.format, config.model_type, renderers, media)
     # Cached properties: computing them here prevents a large vocabulary from delaying the first reply.
     _ = tokenizer.vocabulary, tokenizer.special_ids, tokenizer.longest_piece, text.output_format
@@ -29,4 +30,5 @@ def _media_text(config: GatewayConfig, tokenizer: Tokenizer, template: ChatTempl
     from engine.media.families import read_processors  # imports numpy and Pillow
 
     tokens = read_processors(config.model).tokens
-    return media_text({kind: one for kind, one in tokens.items() if kind in config.modalities}, tokenizer, template)
+    kinds = {*config.modalities, *config.embedded_modalities}
+    return media_text({kind: one for kind, one in tokens.items() if kind in kinds}, tokenizer, template)

@@ -1,10 +1,11 @@
 """Loading of a request's media, before its prompt is rendered."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from starlette.requests import Request
 
+from appliance.config.gateway import GatewayConfig
 from appliance.media.part import LoadedMedia, MediaPart
 from appliance.observability.log import MediaLoad, Subject
 from appliance.observability.metrics import now
@@ -21,14 +22,11 @@ async def load_media(request: Request, parts: Iterable[MediaPart]) -> LoadedMedi
     `parts` is not read for a model that accepts only text: its prompts refuse media.
     """
     service = service_of(request)
-    loader, modalities = service.media, service.config.modalities
-    found = list(parts) if loader is not None and modalities else []
+    loader = service.media
+    found = list(parts) if loader is not None else []
     if loader is None or not found:
         return {}
-    if wrong := next((part for part in found if part.kind not in modalities), None):
-        raise RequestError(
-            f"{wrong.where}: {wrong.kind} is not supported; the model accepts {only(modalities)}.", wrong.where
-        )
+    _check_kinds(found, service.config)
     stages: list[tuple[float, float]] = []
 
     def record(fetch_s: float, process_s: float) -> None:
@@ -43,6 +41,19 @@ async def load_media(request: Request, parts: Iterable[MediaPart]) -> LoadedMedi
         cached = sum(not process_s for _, process_s in stages)
         subject.span.add_media(start_s, now(), len(stages), cached)
     return loaded
+
+
+def _check_kinds(parts: Sequence[MediaPart], config: GatewayConfig) -> None:
+    """Raise RequestError for an item that the model does not accept."""
+    for part in parts:
+        if part.embeddings and part.kind not in config.embedded_modalities:
+            raise RequestError(
+                f"{part.where}: embeddings of the type {part.kind} are not accepted (model.media.accept_embeddings).",
+                part.where,
+            )
+        if not part.embeddings and part.kind not in config.modalities:
+            accepted = only(config.modalities) if config.modalities else "text, and embeddings of media"
+            raise RequestError(f"{part.where}: {part.kind} is not supported; the model accepts {accepted}.", part.where)
 
 
 async def with_media(call: Call, parts: Iterable[MediaPart]) -> Call:

@@ -161,13 +161,13 @@ class Service:
 
 def _media_loader(config: GatewayConfig) -> "MediaLoader | None":
     """Return the loader of media, or None for a model that accepts only text."""
-    if not config.modalities and config.speech is None:
+    if not config.modalities and not config.embedded_modalities and config.speech is None:
         return None
     from appliance.media.loader import MediaLoader  # needs httpx
 
     transcribes = config.speech is not None or config.transcriber is not None
     seconds = config.limits.max_audio_seconds if transcribes else 0.0
-    return MediaLoader(config.model, config.limits.media, max_audio_seconds=seconds)
+    return MediaLoader(config.model, config.limits.media, max_audio_seconds=seconds, width=config.media_width)
 
 
 def service_of(request: Request) -> Service:

@@ -129,3 +129,11 @@ class PoolingRequest(PromptRequest, Encoded):
 
 class ClassifyRequest(PromptRequest):
     pass
+
+
+class EncodeRequest(PoolingFields):
+    """Items to embed, as content parts of messages, and the type of the numbers."""
+
+    input: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    media_io_kwargs: dict[str, Any] | None = None
+    embed_dtype: Literal["float32", "float16", "bfloat16"] = "float32"

@@ -276,6 +276,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_attention_heads": 4, "num_key_value_heads": 4, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
         "hidden_size_per_layer_input": 0, "final_logit_softcapping": 5.0, "enable_moe_block": True, "num_experts": 6,
         "top_k_experts": 3, "moe_intermediate_size": 22, "intermediate_size": 66, "tie_word_embeddings": False}),
+    "aria": ("AriaText", {**SIZES, "intermediate_size": 22, "moe_num_experts": 5, "moe_topk": 2,
+                          "moe_num_shared_experts": 2, "attention_bias": True, "mlp_bias": True}),
     "gpt-oss": ("GptOss", {**SIZES, **GPT_OSS, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "gpt-oss-odd": ("GptOss", {**SIZES, **ONE_KV, **GPT_OSS, "head_dim": 8, "intermediate_size": 35,
                                "num_local_experts": 5, "num_experts_per_tok": 1, "num_hidden_layers": 4,

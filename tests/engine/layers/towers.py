@@ -357,6 +357,87 @@ def as_kimi_vl(path: Path, token: int = 90) -> None:
     (path / "config.json").write_text(json.dumps(config))
 
 
+def blip2() -> Case:
+    """Cross-attention is in the first and the third block."""
+
+    def make() -> Any:
+        former = {"hidden_size": 18, "intermediate_size": 22, "num_hidden_layers": 3, "num_attention_heads": 3}
+        text = {"hidden_size": 24, "ffn_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 96}
+        config = transformers.Blip2Config(
+            vision_config=EYES,
+            qformer_config={**former, "encoder_hidden_size": 16},
+            text_config={"model_type": "opt", **text, "word_embed_proj_dim": 24, "max_position_embeddings": 64},
+            num_query_tokens=5,
+            image_token_index=95,
+        )
+        return transformers.Blip2ForConditionalGeneration(config)
+
+    return Case(make, lambda: images((1, 3, 12, 12), (1, 3, 12, 12)), one_by_one)
+
+
+def aria() -> Case:
+    """Squares of two sizes, and one that is partly padding."""
+
+    def make() -> Any:
+        text = {key: value for key, value in TEXT.items() if key != "head_dim"} | {"moe_num_experts": 3}
+        config = transformers.AriaConfig(
+            vision_config={"model_type": "idefics3_vision", **EYES, "image_size": 24},
+            text_config=text,
+            projector_patch_to_query_dict={9: 3, 36: 5},
+        )
+        return transformers.AriaForConditionalGeneration(config)
+
+    def items() -> list[Item]:
+        made = images((1, 3, 24, 24), (2, 3, 24, 24), (1, 3, 12, 12))
+        for item, sizes in zip(made, (((16, 24),), ((24, 8), (24, 24)), ((12, 12),)), strict=True):
+            item["image_sizes"] = torch.tensor(sizes)
+        return made
+
+    return Case(make, items, masked)
+
+
+def masked(model: Any, items: list[Item]) -> list[Tensor]:
+    """Return the embeddings of Aria, with masks of pixels in place of sizes."""
+    found = []
+    for item in items:
+        pixels = item["pixel_values"]
+        mask = torch.zeros(len(pixels), *pixels.shape[2:], dtype=torch.bool)
+        for own, (high, wide) in zip(mask, item["image_sizes"].tolist(), strict=True):
+            own[:high, :wide] = True
+        features = model.get_image_features(pixel_values=pixels, pixel_mask=mask, vision_feature_layer=-1)
+        found.append(features.pooler_output.flatten(0, 1))
+    return found
+
+
+def gemma4(**more: Any) -> Case:
+    """Items are padded to one number of patches. Buffers of the tower, which are not parameters, have values too."""
+
+    def make() -> Any:
+        text = transformers.Gemma4TextConfig(**TEXT, global_head_dim=16, hidden_size_per_layer_input=0)
+        eyes = {key: value for key, value in EYES.items() if key != "image_size"}
+        eyes |= {"num_key_value_heads": 1, "head_dim": 8, "pooling_kernel_size": 2, "position_embedding_size": 12}
+        config = transformers.Gemma4Config(text_config=text, vision_config={**eyes, **more}, audio_config=None)
+        model = transformers.Gemma4ForConditionalGeneration(config)
+        for name, buffer in model.named_buffers():
+            if "_min" in name or "_max" in name:
+                buffer.fill_((0.3 if "_max" in name else -0.2) * (2 if "output" in name else 1))
+            elif "std_" in name:
+                buffer.normal_(0.5, 0.2)
+        return model
+
+    def items() -> list[Item]:
+        made = []
+        for high, wide in ((4, 6), (2, 12), (6, 2)):
+            rows, columns = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
+            places, pixels = torch.full((1, 24, 2), -1), torch.zeros(1, 24, 48)
+            places[0, : high * wide] = torch.stack((columns, rows), -1).view(-1, 2)
+            pixels[0, : high * wide] = torch.rand(high * wide, 48)
+            made.append({"pixel_values": pixels, "image_position_ids": places})
+        return made
+
+    return Case(make, items, one_by_one)
+
+
 CASES = {
     "llava": llava(),
     "llava-layers": llava(vision_feature_layer=[-3, 2, -1], vision_feature_select_strategy="full"),
@@ -383,4 +464,8 @@ CASES = {
     "glm4v": glm4v(),
     "glm-ocr": glm_ocr(),
     "granite-vision": granite_vision(),
+    "aria": aria(),
+    "blip-2": blip2(),
+    "gemma4": gemma4(),
+    "gemma4-clipped": gemma4(use_clipped_linears=True, standardize=True),
 }

@@ -13,9 +13,14 @@ import torch
 import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers.models.aria.image_processing_pil_aria import AriaImageProcessorPil
+from transformers.models.aria.processing_aria import AriaProcessor
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -73,6 +78,30 @@ def pixtral_processor() -> SimpleNamespace:
     return SimpleNamespace(replace_image_token=names["replace_image_token"])
 
 
+class BlipText:
+    """The tokens of an image, which BLIP-2's processor puts before all others."""
+
+    @staticmethod
+    def replace_image_token(own: Any, outputs: dict[str, np.ndarray[Any, Any]], number: int) -> str:
+        return "<image>" * 5
+
+
+class AriaReference:
+    """Aria's image processor, with the sizes of images in place of masks, in whole patches."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.processor = AriaImageProcessorPil(**settings)
+
+    def to_json_string(self) -> str:
+        return str(self.processor.to_json_string())
+
+    def __call__(self, images: list[Image.Image], return_tensors: str) -> dict[str, Any]:
+        found = dict(self.processor(images=images, return_tensors=return_tensors))
+        mask = found.pop("pixel_mask")
+        sizes = np.stack((mask.any(2).sum(1), mask.any(1).sum(1)), 1)
+        return {**found, "image_sizes": (sizes + 13) // 14 * 14}
+
+
 class KimiVLReference:
     """The image processor in Kimi-VL's repository, which transformers lacks: its steps in torch."""
 
@@ -119,6 +148,37 @@ GEMMA_IMAGE = "\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image
 QWEN = {"size": {"shortest_edge": 16 * 16, "longest_edge": 48 * 48}, "patch_size": 4, "image_mean": [0.5] * 3}
 
 FAMILIES = {
+    "blip-2": Family(
+        {"model_type": "blip-2"},
+        BlipImageProcessorPil,
+        BlipText,
+        "<image>",
+        ("<image>",),
+        {"size": {"height": 21, "width": 28}},
+        {"num_query_tokens": 5},
+    ),
+    "aria": Family(
+        {"model_type": "aria", "vision_config": {"patch_size": 14}},
+        AriaReference,
+        AriaProcessor,
+        "<|img|>",
+        ("<|img|>",),
+        {"max_image_size": 490, "min_image_size": 60},
+        {"size_conversion": {"490": 5, "980": 7}},
+        attributes={"image_token": "<|img|>", "size_conversion": {490: 5, 980: 7}},
+        unused=("num_crops",),
+    ),
+    "aria-split": Family(
+        {"model_type": "aria", "vision_config": {"patch_size": 14}},
+        AriaReference,
+        AriaProcessor,
+        "<|img|>",
+        ("<|img|>",),
+        {"max_image_size": 490, "split_image": True, "split_resolutions": [[490, 980], [980, 490]]},
+        {"size_conversion": {"490": 5, "980": 7}},
+        attributes={"image_token": "<|img|>", "size_conversion": {490: 5, 980: 7}},
+        unused=("num_crops",),
+    ),
     "llava": Family(
         {"model_type": "llava", "vision_config": VISION},
         CLIPImageProcessorPil,
@@ -159,6 +219,16 @@ FAMILIES = {
         {"image_seq_length": 4},
         attributes={"full_image_sequence": GEMMA_IMAGE},
         unused=("num_crops",),
+    ),
+    "gemma4": Family(
+        {"model_type": "gemma4"},
+        Gemma4ImageProcessorPil,
+        Gemma4Processor,
+        "<|image|>",
+        ("<|image>", "<|image|>", "<image|>"),
+        {"patch_size": 3, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        attributes={"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"},
+        unused=("num_soft_tokens_per_image",),
     ),
     "gemma3-scan": Family(
         {"model_type": "gemma3", "mm_tokens_per_image": 4},

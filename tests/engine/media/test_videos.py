@@ -86,17 +86,22 @@ def test_frames_tensors_and_texts_equal_transformers(name: str, golden: dict[str
 
 def check_text(kind: str, found: Processed, own: dict[str, Array], wanted: dict[str, Array]) -> None:
     """Compare a prompt's text, whose media tokens are # in the reference, and the pixels."""
-    text, image = found.text, {"smolvlm": "<image>", "llava_onevision": "<video>"}.get(kind, "<|image|>")
+    text, image = (
+        found.text,
+        {"smolvlm": "<image>", "llava_onevision": "<video>", "gemma4": "<|video|>"}.get(kind, "<|image|>"),
+    )
     for count in found.runs:
         text = text.replace(image, "#" * count, 1)
     assert text == str(wanted["text"])
-    name = "pixel_values_videos" if kind == "llava_onevision" else "pixel_values"
+    name = "pixel_values_videos" if kind in ("llava_onevision", "gemma4") else "pixel_values"
     theirs = wanted.get("pixel_values_videos", wanted.get("pixel_values"))
     np.testing.assert_allclose(own[name], theirs, rtol=0, atol=1e-5)
-    assert found.modality == ("video" if kind == "llava_onevision" else "image")
+    assert found.modality == ("video" if name == "pixel_values_videos" else "image")
     if kind.startswith("glm"):
         ((frames, high, wide),) = wanted["video_grid_thw"].tolist()
         assert own["image_grid_thw"].tolist() == [[1, high, wide]] * frames
+    elif kind == "gemma4":
+        assert np.array_equal(own["video_position_ids"], wanted["video_position_ids"])
     elif kind == "smolvlm":
         assert own["pixel_attention_mask"].all() and np.array_equal(
             own["pixel_attention_mask"], wanted["pixel_attention_mask"]

@@ -97,6 +97,14 @@ CASES: dict[str, dict[str, Any]] = {
         "settings": {**SMOL, "video_sampling": {"fps": 2, "max_frames": 5, "video_size": {"longest_edge": 14}}},
     },
     "smolvlm frames": {"type": "smolvlm", "settings": {**SMOL, "resample": 2}, "frames": 3, "fps": None},
+    "gemma4 count": {
+        **{"type": "gemma4", "frames": 9, "fps": 0.4, "size": (9, 31)},
+        "settings": {"patch_size": 2, "pooling_kernel_size": 2, "num_frames": 4},
+    },
+    "gemma4 all": {
+        **{"type": "gemma4", "frames": 3, "fps": 10.0},
+        "settings": {"patch_size": 2, "pooling_kernel_size": 2, "do_sample_frames": False},
+    },
     "onevision all": {
         "type": "llava_onevision",
         "settings": {"size": {"height": 8, "width": 6}},
@@ -123,6 +131,8 @@ def pixels(case: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 def _reference(case: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     import torch
+    from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+    from transformers.models.gemma4.video_processing_gemma4 import Gemma4VideoProcessor
     from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
     from transformers.models.glm4v.video_processing_glm4v import Glm4vVideoProcessor
     from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
@@ -138,6 +148,7 @@ def _reference(case: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     from transformers.video_utils import VideoMetadata
 
     classes = {
+        "gemma4": Gemma4VideoProcessor,
         "glm46v": Glm46VVideoProcessor,
         "glm4v": Glm4vVideoProcessor,
         "glm4v_moe": Glm4vVideoProcessor,
@@ -147,6 +158,7 @@ def _reference(case: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         "smolvlm": SmolVLMVideoProcessor,
     }
     texts = {
+        "gemma4": Gemma4Processor,
         "glm46v": Glm46VProcessor,
         "glm4v": Glm4vProcessor,
         "glm4v_moe": Glm4vProcessor,
@@ -186,6 +198,8 @@ def _reference(case: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
 def _self(kind: Any) -> SimpleNamespace:
     """Return a processor with the attributes that `replace_video_token` reads."""
     own = SimpleNamespace(
+        boi_token="<|image>",
+        eoi_token="<image|>",
         image_token="#",
         video_token="#",
         video_processor=SimpleNamespace(merge_size=2),

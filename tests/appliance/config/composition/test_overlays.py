@@ -146,7 +146,7 @@ def test_required_keys_may_be_missing_in_an_overlay(loaded: Load, refused: Refus
     assert loaded(text, "--overlay a").manifest.model.source.path == "/a"
     assert loaded(text, "--overlay a", "--overlay b").manifest.model.max_context == 9
     assert refused(text) == ["m.yaml:1:1: model: missing; must be a mapping with source, credentials, download, names, dtype, max_context, "  # noqa: E501
-                             "chat_template, format, generation_config, task, text_only, pooling, trust_remote_code, lock"]  # fmt: skip  # noqa: E501
+                             "chat_template, format, generation_config, task, text_only, media, pooling, trust_remote_code, lock"]  # fmt: skip  # noqa: E501
 
 
 @pytest.mark.parametrize(
