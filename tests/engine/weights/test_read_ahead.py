@@ -1,4 +1,4 @@
-"""The thread that reads tensors before they are used: which bytes it reads, and when."""
+"""The thread that reads tensors ahead: its reads and their time."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ HERE = Path("a")
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Places and sizes that the thread reads. Nothing is in the page cache."""
+    """Places and sizes of the reads of the thread. Nothing is cached."""
     found: list[tuple[int, int]] = []
 
     def preadv(file: int, buffers: list[memoryview], at: int) -> int:
@@ -33,7 +33,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def settled(reads: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
-    """Return the reads after there are `count` of them; more would follow within the wait."""
+    """Wait for `count` reads and return all of them."""
     deadline = threading.Event()
     for _ in range(200):
         if len(reads) >= count:
