@@ -397,14 +397,6 @@ EXPIRES = "2099-01-01T00:00:00Z"
 ROLE = {"AccessKeyId": "ROLE", "SecretAccessKey": "s", "Token": "t", "Expiration": EXPIRES, "Code": "Success"}
 
 
-STS = (
-    "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
-    f"<AccessKeyId>ROLE</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>"
-    f"<Expiration>{EXPIRES}</Expiration></Credentials></AssumeRoleWithWebIdentityResult>"
-    "</AssumeRoleWithWebIdentityResponse>"
-)
-
-
 def identity(kind: str, found: Files, home: Path) -> dict[str, str]:
     """Set up a kind of identity of a machine. Return its variables."""
     role = "/latest/meta-data/iam/security-credentials"
@@ -422,18 +414,13 @@ def identity(kind: str, found: Files, home: Path) -> dict[str, str]:
         case "task":  # at http://169.254.170.2, here through a proxy
             found.answers["/task"] = lambda: json.dumps(ROLE).encode()
             return {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/task", "http_proxy": found.url, "NO_PROXY": "127.0.0.1"}
-        case "web identity":
-            found.answers["/"] = lambda: STS.encode()
-            (home / "token").write_text("of the service account")
-            role = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/x", "AWS_ROLE_SESSION_NAME": "x"}
-            return {"AWS_WEB_IDENTITY_TOKEN_FILE": str(home / "token"), "AWS_ENDPOINT_URL_STS": found.url, **role}
         case _:
             found.answers |= {"/latest/api/token": lambda: b"t", f"{role}/": lambda: b"machine"}
             found.answers[f"{role}/machine"] = lambda: json.dumps(ROLE).encode()
             return {"AWS_METADATA_ENDPOINT": found.url}
 
 
-@pytest.mark.parametrize("kind", ["profile", "container", "task", "web identity", "machine"])
+@pytest.mark.parametrize("kind", ["profile", "container", "task", "machine"])
 def test_s3_is_read_with_the_identity_of_the_machine(
     kind: str, store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
