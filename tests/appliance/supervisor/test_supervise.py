@@ -159,7 +159,7 @@ def test_engine_environment_has_no_credentials(tmp_path):
 
 
 def test_little_shared_memory_for_several_ranks_is_a_warning(monkeypatch):
-    """DK-08 the exact --shm-size"""
+    """The exact --shm-size"""
     one = _service(1)
     ranks = msgspec.structs.replace(one.engines[0].parallelism, tensor=2)
     several = replace(one, engines=(msgspec.structs.replace(one.engines[0], parallelism=ranks),))
