@@ -71,7 +71,7 @@ JINA = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 MORE = {
     **dict.fromkeys(("CLIPModel", "SiglipModel", "Siglip2Model"), EYES),
     **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM"), JINA),
-    "MiMoV2FlashForCausalLM": {"v_head_dim": 16, "partial_rotary_factor": 0.5},
+    "MiMoV2FlashForCausalLM": {"head_dim": 128},
 }
 
 
