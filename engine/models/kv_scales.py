@@ -22,7 +22,7 @@ from engine.models.parts import Attention, Model, bodies
 from engine.models.sources import branch_path, join
 
 FILE = "kv_cache_scales.json"
-KNOWN = ("fp8", "int8")  # formats of `stated_format` that executors have
+KNOWN = ("fp8", "int8", "int4")  # formats of `stated_format` that executors have
 _UNUSED = ("q_scale", "prob_scale", "attn.q_scale", "attn.prob_scale")  # for attention computed in 8 bits
 
 
