@@ -622,7 +622,7 @@ def _stated_pages(checkpoint: Checkpoint, device: str, kernels: str) -> str:
         capable = device != "cuda" or torch.cuda.get_device_capability() >= PRODUCTS
         return stated if kernels == "triton" and capable else ""
     shapes = {page_shape(part)[1:] for part in (*page_writers(model), *attentions(model))}
-    divided = kernels != "triton" or all(size % 4 == 0 for _, size in shapes)
+    divided = (stated, kernels == "triton") == ("int8", False) or all(size % 4 == 0 for _, size in shapes)
     return stated if model.foreign is None and len(shapes) <= 1 and divided else ""
 
 

@@ -262,8 +262,10 @@ FORMATS
 Checkpoints may contain scales for an 8-bit KV cache: as tensors of one number per layer (`k_proj.k_scale` and
 `v_proj.v_scale` of ModelOpt, `self_attn.k_scale` and `self_attn.v_scale` of llm-compressor, `attn.k_scale` of vLLM,
 `k_proj.output_scale` of AutoFP8, `kv_scale`), or in `kv_cache_scales.json` (AMD Quark), which takes precedence.
-`quantization.kv_cache: fp8` applies them; with any other type of cache they are ignored. Scales of queries and of
-attention probabilities are accepted and not used, because attention is not computed in 8 bits.
+`quantization.kv_cache: fp8` applies them; with any other type of cache they are ignored. `auto` is fp8 for such a
+checkpoint with Triton kernels, and the format of `kv_cache_scheme` or `kv_cache_quant_algo` in `quantization_config` if
+the kernels have it (fp8, int8, int4), but not fp8 with scales for each head. Scales of queries and of attention
+probabilities are accepted and not used, because attention is not computed in 8 bits.
 
 - Scales keep the checkpoint's type: float16, bfloat16 or float32.
 - Groups have a multiple of 32 inputs, or all inputs of a row. Weights with one scale per output are stored in groups

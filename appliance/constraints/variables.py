@@ -227,9 +227,9 @@ VARIABLES = (
         auto=_pages,
         why=_pages_why,
         prefers="the format that the checkpoint states for its KV cache, if the kernels have it (`fp8` with Triton "
-        "kernels, `int8`); else on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside weights "
-        "of 4 to 8 bits that a CPU's kernels multiply by; on a GPU, and beside other activations than float32, the "
-        "activations' type",
+        "kernels, `int8`, `int4`); else on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside "
+        "weights of 4 to 8 bits that a CPU's kernels multiply by; on a GPU, and beside other activations than float32, "
+        "the activations' type",
         reads=("device", "dtype", "weights", "kernels"),
     ),
     Variable(

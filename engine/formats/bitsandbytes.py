@@ -5,8 +5,8 @@
         nested_quant_map[byte] · nested_absmax of its block + nested_offset.
 8 bits  w = q · SCB / 127
 
-Triton kernels multiply by the codes of 4 bits, by blocks of 64 inputs of an output; compiled kernels do not, because
-the numbers of the codes are no whole numbers.
+Triton kernels multiply by the codes of 4 bits, by blocks of 64 inputs of an output, so a matrix whose blocks cross rows
+is dequantized; compiled kernels do not, because the numbers of the codes are no whole numbers.
 
 Projections without the tensors of the format are plain: loaders skip layers that no list names. Source: bitsandbytes
 0.50, functional.QuantState and nn.Linear8bitLt; transformers integrations/bitsandbytes.py.
@@ -15,7 +15,7 @@ Projections without the tensors of the format are plain: loaders skip layers tha
 import json
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from engine.formats.format import Format, Method, Settings, Stored, StoredMatrix, one_of, refuse, words
@@ -40,9 +40,15 @@ class FourBits(Format):
     kind: str = "nf4"
     nested: bool = False
     storage: str = "uint8"
+    crosses_rows: bool = False  # blocks do
+
+    needs_inputs: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"4 bits ({self.kind}), groups of {BLOCK}{', with quantized scales' if self.nested else ''}"
+
+    def for_inputs(self, inputs: int) -> Format:
+        return replace(self, crosses_rows=inputs % BLOCK > 0)
 
     def named(self, path: str, tensors: Container[str]) -> Format | None:
         return self if f"{path}.{self._state}" in tensors else None
@@ -62,7 +68,7 @@ class FourBits(Format):
 
     def on(self, executor: Executor) -> Native | None:
         own = GgmlBlocks(self.kind.upper())
-        return own if own.roles(executor) else None
+        return own if own.roles(executor) and not self.crosses_rows else None
 
     def blocks(self, matrix: StoredMatrix) -> "BlockWeight":
         """Raises CheckpointError for blocks that cross rows, and for other numbers of the codes than usual."""
@@ -187,7 +193,7 @@ METHOD = Method(
         (
             "bitsandbytes, `load_in_4bit`",
             "nf4 and fp4, also with double quantization",
-            "4 bits on GPUs; on a CPU dequantized",
+            "4 bits on GPUs; on a CPU, and with blocks that cross rows, dequantized",
         ),
         ("bitsandbytes, `load_in_8bit`", "8 bits per output; activations as with all integers", "8 bits"),
     ),

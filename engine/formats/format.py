@@ -72,6 +72,7 @@ class Format:
     scale: ClassVar[str] = ""  # tensor with the scales of groups; "": within the numbers, in float16
     scale_type: ClassVar[str] = ""  # type of the scales in memory, as in headers; "": that of the tensor
     is_quantized: ClassVar[bool] = True  # False: plain numbers in another order
+    needs_inputs: ClassVar[bool] = False  # the product depends on the number of inputs (`for_inputs`)
     float16_pages: ClassVar[bool] = False  # a KV cache on a CPU is float16 by default, as the scales are
 
     def __str__(self) -> str:
@@ -86,6 +87,10 @@ class Format:
     def on(self, executor: Executor) -> Native | None:
         """Return the product of this executor, or None if it needs the weights dequantized."""
         return self.native if self.native is not None and self.native.roles(executor) else None
+
+    def for_inputs(self, inputs: int) -> "Format":
+        """Return the format of a matrix with this number of inputs."""
+        return self
 
     def named(self, path: str, tensors: Container[str]) -> "Format | None":
         """Return the format with the names that this checkpoint's tensors have, or None if they are plain. path: of the

@@ -39,6 +39,7 @@ ARCHITECTURES: dict[EagleMethod, tuple[str, ...]] = {
 }
 _DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 PLAIN = ("F64", "F32", "F16", "BF16")
+UNPACKED = (*PLAIN, "F8_E4M3", "F8_E5M2", "I8")  # a matrix has a column for each input
 _UNSUPPORTED = ("norm_before_fc", "fc_norm")  # variants of EAGLE-3 that read other states
 
 
@@ -143,7 +144,8 @@ def _eagle3(c: Config, stored: Mapping[str, TensorInfo], target: Model) -> Model
     if (vocab := c.values.get("vocab_size", target.embed.vocab)) != target.embed.vocab:
         raise CheckpointError(f"config.json: vocab_size is {vocab}, and {target.embed.vocab} in the target")
     attention, mlp, norm = _parts(c, stored)
-    layers = 3 if (fc := stored.get("fc.weight")) is None else fc.shape[-1] // hidden
+    fc = stored.get("fc.weight")
+    layers = 3 if fc is None or fc.dtype not in UNPACKED else fc.shape[-1] // hidden
     rows = c.whole_or_none("draft_vocab_size") or target.embed.vocab
     if rows != target.embed.vocab and "d2t" not in stored:
         raise CheckpointError(f"config.json: draft_vocab_size is {rows}, but the checkpoint has no tensor d2t")

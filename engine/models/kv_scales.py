@@ -22,7 +22,7 @@ from engine.models.parts import Attention, Model, bodies
 from engine.models.sources import branch_path, join
 
 FILE = "kv_cache_scales.json"
-KNOWN = ("fp8", "int8")  # formats of `stated_format` that executors have
+KNOWN = ("fp8", "int8", "int4")  # formats of `stated_format` that executors have
 _UNUSED = ("q_scale", "prob_scale", "attn.q_scale", "attn.prob_scale")  # for attention computed in 8 bits
 
 
@@ -56,13 +56,16 @@ def stated_format(folder: Path, config: Mapping[str, Any], model: Model, tensors
     """Return the number format of the KV cache for which a checkpoint was made, or "".
 
     It is `kv_cache_scheme` (compressed-tensors) or `kv_cache_quant_algo` (ModelOpt) of quantization_config, or fp8 if
-    there are scales of a KV cache. It may be a format that no executor has, such as nvfp4."""
+    there are scales of a KV cache. It may be a format that no executor has, such as nvfp4, or fp8 with other scales
+    than one for each layer."""
     settings = config.get("quantization_config")
     settings = settings if isinstance(settings, dict) else {}
     scheme, algorithm = settings.get("kv_cache_scheme"), settings.get("kv_cache_quant_algo")
     if isinstance(scheme, dict):
         kind = {"float": "fp", "int": "int"}.get(str(scheme.get("type")), str(scheme.get("type")))
-        return f"{kind}{scheme.get('num_bits')}"
+        shared = "dynamic" if scheme.get("dynamic") else scheme.get("strategy") or "tensor"
+        scales = f" ({shared} scales)" if kind == "fp" and shared != "tensor" else ""
+        return f"{kind}{scheme.get('num_bits')}{scales}"
     if isinstance(algorithm, str):
         return algorithm.lower()
     if (folder / FILE).exists():

@@ -14,7 +14,7 @@ from engine.formats.native import Executor, Native, fuse
 from engine.formats.registry import BUILT_IN, find_method, method_names
 from engine.formats.unread import UNREAD
 from engine.models.parts import Model
-from engine.models.sources import linear_paths
+from engine.models.sources import linear_paths, sources
 
 _INSTEAD = (
     f"use a checkpoint in {', '.join(one.advice for one in BUILT_IN if one.advice)} or GGUF, or the unquantized "
@@ -100,7 +100,12 @@ def read_quantization(
         if method is None:
             raise UnsupportedFormat(UNREAD.get(name.lower(), f"supported are {', '.join(method_names())}"))
         known = {group: method.format(settings, group) for group in dict.fromkeys(groups.values())}
-        return Quantization(name, {own[path]: known[group] for path, group in groups.items()})
+        formats = {own[path]: known[group] for path, group in groups.items()}
+        if any(one.needs_inputs for one in known.values()):
+            shapes = ((name.removesuffix(".weight"), shape) for name, shape in sources(model).items())
+            inputs = {path: shape[1] for path, shape in shapes if path in formats}
+            formats = {path: one.for_inputs(inputs[path]) if path in inputs else one for path, one in formats.items()}
+        return Quantization(name, formats)
     except UnsupportedFormat as reason:
         rest = [path for path in paths if path not in groups]
         plain = f", but not {_listed(rest)}" if rest else ""

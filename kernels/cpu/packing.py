@@ -158,6 +158,7 @@ def _bytes(values: Tensor, side: int, word: int, group: int) -> Tensor:
 def _elements(octets: Tensor, side: int, word: int) -> Tensor:
     """[outputs, bytes] → [outputs / side][words][side], a view. Words of 4 bytes are one element each, so that they are
     copied as such; shorter words are [side][word]."""
+    octets = octets.contiguous()
     return _words(octets.view(torch.int32), side, 1).flatten(2) if word == 4 else _words(octets, side, word)
 
 

@@ -23,10 +23,12 @@ from engine.api.messages import Output
 from engine.core.replay import main as replay
 from engine.llm import LLM
 from engine.models.checkpoint import read_checkpoint
-from engine.models.eagle import kept_layers
+from engine.models.eagle import kept_layers, read_eagle
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
+from tests.engine.float_writers import FLOAT_KINDS
 from tests.engine.gguf_writer import Kind, drawn_blocks, write_gguf
+from tests.engine.integer_writers import INTEGER_KINDS
 from tests.engine.layers import test_gguf
 from tests.engine.quantized_writers import gptq, whole
 from tests.engine.test_draft_models import check_drafts, drafted, spied
@@ -309,6 +311,19 @@ def test_drafts_of_a_quantized_head(kind: str, target: Path, tmp_path: Path, mon
         made = spied(llm, monkeypatch)
         assert lookup.seen(llm.generate([PROMPT], params)) == lookup.seen(expected)
     assert check_drafts(made, [PROMPT], expected, reference.drafts) > 10
+
+
+@pytest.mark.parametrize("kind", ["modelopt-nvfp4", "bnb-nf4"])
+def test_projection_of_the_states_may_be_quantized(kind: str, target: Path, tmp_path: Path):
+    """Its tensor has another number of columns than states."""
+    head = "eagle3", Eagle3(target).save(tmp_path / "plain"), None
+    own = load_file(head[1] / "model.safetensors")
+    form = (FLOAT_KINDS | INTEGER_KINDS)[kind]
+    written = form.write(form.quantize(own.pop("fc.weight")))
+    own |= {f"fc.{name}": tensor.contiguous() for name, tensor in written.items()}
+    made = changed(head, tmp_path / "head", own, quantization_config=form.settings)
+    found = read_eagle(str(made[1]), read_checkpoint(target), "eagle3")
+    assert found.quantization is not None and [*found.quantization.formats] == ["model.layers.0.fc"]
 
 
 def test_drafts_with_triton_kernels(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -166,6 +166,14 @@ def test_the_form_keeps_every_number_of_the_checkpoint(variant):
         assert sorted(packed.data.double().unique().tolist()) == sorted({*weight.double().unique().tolist(), 0.0})
 
 
+@pytest.mark.parametrize("word", [4, 1])
+def test_integers_in_any_order_of_memory_are_packed_alike(word):
+    weight, tiling = random(32, 64), Tiling("avx2", 8, word, word)
+    for one in (to_int8(weight, 32), to_int4(weight, 32)):
+        turned = replace(one, values=one.values.T.contiguous().T)
+        assert torch.equal(pack(turned, tiling).data, pack(one, tiling).data)
+
+
 def eight_bit_groups(weight, group):
     """Each group by its own largest number, which becomes -128: the whole range is used."""
     padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % group)).unflatten(1, (-1, group))

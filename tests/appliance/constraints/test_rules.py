@@ -375,6 +375,7 @@ def test_scales_of_fp8_pages_that_cannot_be_read_are_refused_before_the_start(tm
         ("fp8", CPU, "bfloat16", "; not fp8, which the checkpoint states: only Triton kernels support an fp8 KV cache"),
         ("int8", GPU, "int8", "the format that the checkpoint states for its KV cache"),
         ("int8", CPU, "int8", "the format that the checkpoint states for its KV cache; a token takes"),
+        ("int4", CPU, "int4", "the format that the checkpoint states for its KV cache; a token takes"),
         ("nvfp4", GPU, "bfloat16", "; not nvfp4, which the checkpoint states: a KV cache in nvfp4 is not supported"),
     ],
 )

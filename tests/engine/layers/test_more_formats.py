@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError
+from engine.formats.native import GgmlBlocks
 from engine.models.checkpoint import assume_checkpoint, check_tensors, read_checkpoint
 from engine.models.ranks import tensor_problem
 from engine.models.sources import linear_paths, sources
@@ -281,6 +282,16 @@ def test_layers_of_bitsandbytes_without_its_tensors_are_plain(own, driver, ids):
     found, _ = restored(made)
     assert Z not in found and len(found) == 13
     assert equal(driver(made.path).run(prompt, 9), made.logits(prompt))
+
+
+def test_matrices_whose_blocks_of_4_bits_cross_rows_are_dequantized(own, driver, ids):
+    made, prompt = own("bnb-nf4", intermediate_size=96), ids(9, 2)
+    quantization = read_checkpoint(made.path).quantization
+    assert quantization.native(("model.layers.0.mlp.down_proj",), "triton") is None
+    assert quantization.native(("model.layers.0.mlp.up_proj",), "triton") == GgmlBlocks("NF4")
+    engine = driver(made.path, kernels="triton")
+    compare(engine.checkpoint, "triton")
+    assert equal(engine.run(prompt, 9), made.logits(prompt))
 
 
 @pytest.mark.parametrize(

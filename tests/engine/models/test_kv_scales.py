@@ -74,6 +74,8 @@ def test_tensors_of_every_producer_are_read(
     [
         ({}, ""),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "fp8"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "attn_head"}}, "fp8 (attn_head scales)"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": True}}, "fp8 (dynamic scales)"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "int", "dynamic": True}}, "int8"),
         ({"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "fp4"),
         ({"kv_cache_scheme": None, "kv_cache_quant_algo": "FP8"}, "fp8"),
