@@ -11,7 +11,7 @@ from typing import Any, Literal
 from appliance.config.gateway import GatewayConfig, LateReading, PooledModel
 from appliance.media.part import MediaPart
 from appliance.server.chat.conversation import render, tokenize
-from appliance.server.chat.media import chat_media
+from appliance.server.chat.media import chat_media, content_part
 from appliance.server.chat.parsed import Served
 from appliance.server.chat.sequences import cache_salt
 from appliance.server.chat.window import check_ids, check_length, check_text, kept_tokens
@@ -256,8 +256,7 @@ def _rendered(messages: list[dict[str, Any]], body: PromptRequest, conditions: T
 
 def rendered_media(part: MediaPart, conditions: Terms, served: Served) -> Pooled:
     """Return the prompt of one image of a model with a chat template: a message of the user."""
-    kinds = {"image": "image_url", "video": "video_url", "audio": "audio_url"}
-    content = [{"type": kinds[part.kind], kinds[part.kind]: {"url": part.url}, "uuid": part.uuid or None}]
+    content = [content_part(part)]
     options = None if not part.options else json.loads(part.options)
     body = PromptRequest(messages=[{"role": "user", "content": content}], mm_processor_kwargs=options)
     return _rendered(body.messages, body, conditions, served)

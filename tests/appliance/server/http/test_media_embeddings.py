@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from appliance.config.gateway import PooledModel
 from engine.api.messages import Delta, Pooled, Submit
 from engine.media.families import read_processors
 from engine.media.processor import process
@@ -97,6 +98,22 @@ def test_numbers_may_have_16_bits(towers: Any, decoder: Any) -> None:
     assert decoder.post(PATH, asked(one))[0] == 200
     found = np.frombuffer(decoder.submits[0].media[0].tensors["embeddings"].data, "<f4")
     np.testing.assert_allclose(found, rows(20).flatten(), rtol=1 / 128)
+
+
+def test_embeddings_are_compared_with_texts(towers: Any, make: Callable[..., Any]) -> None:
+    """An item of /score may be a file, or the name of one."""
+    (one,) = encoded(towers, ONE)
+    fields = {"embedded_modalities": ("image",), "media_width": WIDTH, "limits.media.images": 0}
+    gateway = make(**fields, tasks=("embed", "score"), pooled=PooledModel(width=2))
+    vector = np.ones(2, "<f4")
+    gateway.router.reply = lambda submit: [Delta(submit.id, finish="stop", pooled=Pooled((2,), vector.tobytes()))]
+    named = {"type": "image_embeds", "image_embeds": None, "uuid": "cat"}
+    for given in ({**one, "uuid": "cat"}, {"content": [named]}):
+        status, reply = gateway.post("/score", {"queries": "a cat", "documents": [given]})
+        assert status == 200, reply
+    media = [submit.media for submit in gateway.submits if submit.media]
+    assert len(media) == 2 and media[0] == media[1]
+    assert media[0][0].tensors["embeddings"].data == rows(20).tobytes()
 
 
 def test_repeated_embeddings_are_read_once(towers: Any, decoder: Any) -> None:
