@@ -182,8 +182,8 @@ def test_a_limit_counts_images_and_embeddings(towers: Any, make: Callable[..., A
     [
         ({"input": []}, "body.input"),
         ({"input": ["text"]}, "body.input.0"),
-        ({"input": [{"type": "text", "text": "hello"}]}, "input"),
-        ({"input": [{"type": "image_embeds", "image_embeds": "AAAA"}]}, "input"),
+        ({"input": [{"type": "text", "text": "hello"}]}, "input.0"),
+        ({"input": [part(ONE), {"type": "image_embeds", "image_embeds": "AAAA"}]}, "input.1"),
         ({"input": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}, "input.0.image_url"),
         ({"input": [part(ONE)], "embed_dtype": "fp8_e4m3"}, "body.embed_dtype"),
         ({"input": [part(ONE)], "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
@@ -198,6 +198,8 @@ def test_wrong_requests_for_embeddings_are_refused(towers: Any, body: dict[str, 
 def test_an_image_of_more_tokens_than_the_context_is_refused(make: Callable[..., Any]) -> None:
     gateway = make(modalities=("image",), tasks=("encode",), max_context=19)
     assert "19" in refused(gateway, {"input": [part(ONE)]}, ROUTE)["message"]
+    small = part(data_url(png(picture(24, 24))))
+    assert "input[1]: " in refused(gateway, {"input": [small, part(ONE)]}, ROUTE)["message"]
 
 
 def test_other_services_have_no_such_route(gateway: Any, towers: Any) -> None:
