@@ -97,7 +97,8 @@ def read(data: bytes, kind: Modality, limits: SizeLimits, outlines: Outlines) ->
     if len(embeddings) != expected:
         raise MediaError(
             f"the file has {len(embeddings)} embeddings; the {kind} has {expected} tokens in this model. Both services "
-            "must have the same checkpoint, and get the same mm_processor_kwargs and media_io_kwargs"
+            f"must have the same checkpoint{' and limits.media.frames' if kind == 'video' else ''}, and get the same "
+            "mm_processor_kwargs and media_io_kwargs"
         )
     item = {EMBEDDINGS: media_tensor(embeddings), **outline.grids}
     return Processed(digest_of(item), outline.text, outline.runs, item, kind, outline.modality, outline.seconds)

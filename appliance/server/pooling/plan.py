@@ -13,7 +13,7 @@ from appliance.media.part import MediaPart
 from appliance.server.chat.conversation import render, tokenize
 from appliance.server.chat.media import chat_media, content_part
 from appliance.server.chat.parsed import Served
-from appliance.server.chat.sequences import cache_salt
+from appliance.server.chat.sequences import cache_salt, check_media
 from appliance.server.chat.window import check_ids, check_length, check_text, kept_tokens
 from appliance.server.pooling.chunks import weighted
 from appliance.server.pooling.contents import (
@@ -133,6 +133,7 @@ def _name(given: str | None, served: Served) -> str:
 
 
 def submits(prompts: Sequence[Pooled], pooling: Pooling, conditions: Terms, served: Served) -> tuple[Submit, ...]:
+    check_media((item for prompt in prompts for item in prompt.media), param="input")
     ttft_deadline, deadline = conditions.deadlines
     return tuple(
         Submit(

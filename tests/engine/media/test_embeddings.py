@@ -145,6 +145,7 @@ def test_wrong_files_are_refused(processors: Processors, name: str) -> None:
         ({"fps": np.array([30.0], np.float32)}, "two positive integers"),
         ({"size": np.array([9, 24, 32])}, "9 frames; the limit is 8"),
         ({"size": np.array([90, 24, 32]), "fps": np.array([30, 1])}, r"3\.0 s; the limit is 2 s"),
+        ({"size": np.array([50, 24, 32]), "fps": np.array([30, 1])}, "the same checkpoint and limits.media.frames"),
     ],
 )
 def test_videos_beyond_the_limits_are_refused(

@@ -116,6 +116,17 @@ def test_embeddings_are_compared_with_texts(towers: Any, make: Callable[..., Any
     assert media[0][0].tensors["embeddings"].data == rows(20).tobytes()
 
 
+def test_media_of_a_pooling_request_are_limited_together(towers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sequence sends its item to an engine, also if items repeat."""
+    encoded(towers, ONE)
+    size = sum(len(tensor.data) for tensor in towers.submits[0].media[0].tensors.values())
+    monkeypatch.setattr("appliance.server.chat.sequences.MAX_MEDIA", 2 * size)
+    encoded(towers, ONE, ONE)
+    towers.submits.clear()
+    fault = refused(towers, {"input": [part(ONE)] * 3}, ROUTE)
+    assert fault["param"] == "input" and f"{3 * size:,} bytes" in fault["message"]
+
+
 def test_repeated_embeddings_are_read_once(towers: Any, decoder: Any) -> None:
     """By the hash of their file, or by a name."""
     (one,) = encoded(towers, ONE)
