@@ -1,5 +1,6 @@
 """Embeddings of images: the route that returns them, content parts that have them, and faults."""
 
+import asyncio
 import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from safetensors.numpy import load
 
 from appliance.config.gateway import PooledModel
+from appliance.server.first_requests import ask_each_kind, kinds
 from engine.api.messages import Delta, Pooled, Submit
 from engine.media.families import read_processors
 from engine.media.processor import process
@@ -211,6 +213,13 @@ def test_an_image_of_more_tokens_than_the_context_is_refused(make: Callable[...,
     assert "19" in refused(gateway, {"input": [part(ONE)]}, ROUTE)["message"]
     small = part(data_url(png(picture(24, 24))))
     assert "input[1]: " in refused(gateway, {"input": [small, part(ONE)]}, ROUTE)["message"]
+
+
+def test_an_engine_embeds_an_image_before_it_is_ready(towers: Any) -> None:
+    assert list(kinds(towers.service)) == ["/v1/media/embeddings#image_url"]
+    assert asyncio.run(ask_each_kind(towers.service, towers.app.router, 0))
+    (submit,) = towers.submits
+    assert submit.media[0].modality == "image"
 
 
 def test_other_services_have_no_such_route(gateway: Any, towers: Any) -> None:
