@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load
 
 from appliance.config.gateway import PooledModel
+from appliance.server.chat.media import content_part, media_part
 from appliance.server.first_requests import ask_each_kind, kinds
 from engine.api.messages import Delta, Pooled, Submit
 from engine.media.families import read_processors
@@ -116,6 +117,20 @@ def test_embeddings_are_compared_with_texts(towers: Any, make: Callable[..., Any
     media = [submit.media for submit in gateway.submits if submit.media]
     assert len(media) == 2 and media[0] == media[1]
     assert media[0][0].tensors["embeddings"].data == rows(20).tobytes()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}, "uuid": "bell"},
+        {"type": "video_url", "video_url": "https://example.com/a.mp4"},
+        {"type": "audio_url", "audio_url": None, "uuid": "bell"},
+        {"type": "image_embeds", "image_embeds": "AAAA"},
+    ],
+)
+def test_a_part_is_made_again_from_its_item(given: dict[str, Any]) -> None:
+    item = media_part(given, "input")
+    assert media_part(content_part(item), "input") == item
 
 
 def test_media_of_a_pooling_request_are_limited_together(towers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
