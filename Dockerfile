@@ -53,6 +53,9 @@ RUN mkdir -p /opt/slipway/compiled /build && cp -r /source/benchmarks /build/ &&
         /opt/slipway/venv/bin/python -c 'import triton' 2>/dev/null && KERNELS="sm_90 sm_100" || KERNELS=none; \
         if /opt/slipway/venv/bin/python -c 'import torch; assert torch.version.hip' 2>/dev/null; then KERNELS=gfx942; fi; \
     fi && \
+    case "$KERNELS" in *gfx*) \
+        /opt/slipway/venv/bin/python -c 'import torch; assert torch.version.hip, "set TORCH_INDEX: torch lacks ROCm"' ;; \
+    esac && \
     if [ -n "$KERNELS" ] && [ "$KERNELS" != none ]; then \
         for shape in $SHAPES; do \
             PYTHONPATH=/build /opt/slipway/venv/bin/python -m benchmarks.shapes "$shape" --config-only \

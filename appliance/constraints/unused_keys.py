@@ -58,6 +58,10 @@ def _makes_no_vectors(model: Model) -> bool:
     return model.pooler is None or model.pooler.task != "embed" or not model.pooler.whole
 
 
+def _is_encoder_only(model: Model) -> bool:
+    return model.encoder_only
+
+
 def _returns_no_experts(model: Model) -> bool:
     return model.pooler is not None or not has_experts(model)
 
@@ -166,6 +170,14 @@ UNUSED_KEYS = (
         {"engine.return_routed_experts": False},
         *(_returns_no_experts, "models other than decoders with experts"),
         because="only generated text is returned with the selected experts",
+    ),
+    UnusedKeys(
+        {
+            "model.chat_template": ANY,
+            **{f"quantization.{name}": ANY for name in ("weights", "group_size", "embedding")},
+        },
+        *(_is_encoder_only, "models with `model.media.encoder_only`"),
+        because="only the towers are loaded, which are not quantized and read no conversations",
     ),
 )
 

@@ -178,7 +178,10 @@ def _find_amd_gpus(root: Path) -> tuple[tuple[Gpu, ...], str]:
     """Return the GPUs of AMD's driver, or none and the reason."""
     gpus = tuple(Gpu(one.name, one.memory, one.free, one.capability, one.arch) for one in visible_gpus(root))
     if not gpus:
-        return (), "AMD's driver shows no GPU to this process: pass /dev/kfd and /dev/dri on to the container"
+        return (), (
+            "AMD's driver shows no GPU to this process: pass /dev/kfd and /dev/dri on to the container, and check "
+            "ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES"
+        )
     reason = unusable_rocm(installed_build(), gpus[0].name)
     return () if reason else gpus, reason
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from appliance.hardware.devices import CONTEXT_BYTES, GPUS, GpuModel
 
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""Variables that select devices. ROCm applies the first one, then HIP one of the others to the rest."""
+"""Variables that select devices. ROCm applies the first one, then HIP the first of the others that is not empty."""
 INTEL = "0x8086"  # PCI vendor
 
 
@@ -70,20 +70,22 @@ def _model(arch: str, memory: int) -> GpuModel | None:
 
 
 def select(gpus: Sequence[AmdGpu], variables: Mapping[str, str]) -> tuple[AmdGpu, ...]:
-    """Return the GPUs that the variables leave visible. A list ends at its first entry that names no GPU."""
+    """Return the GPUs that the variables leave visible. A list ends at its first entry that names no GPU; repeated
+    entries have no effect."""
     rocr, *hip = (variables.get(name) for name in VISIBLE)
-    return _listed(_listed(tuple(gpus), rocr), next((text for text in hip if text is not None), None))
+    return _listed(_listed(tuple(gpus), rocr), next(filter(None, hip), None))
 
 
 def _listed(gpus: tuple[AmdGpu, ...], text: str | None) -> tuple[AmdGpu, ...]:
     if text is None:
         return gpus
-    found = []
+    found: list[AmdGpu] = []
     for entry in text.split(","):
         gpu = _named(gpus, entry.strip())
         if gpu is None:
             break
-        found.append(gpu)
+        if not any(gpu is one for one in found):  # equal GPUs without an identifier are distinct
+            found.append(gpu)
     return tuple(found)
 
 

@@ -273,9 +273,10 @@ def _modelfile(content: str, path: Path) -> Iterator[Setting]:
 def _instruction(name: str, value: str, place: str) -> Setting:
     if name == "PARAMETER":
         parameter, _, value = value.partition(" ")
-        if not value.strip().startswith('"'):
+        value = value.strip()
+        if not value.startswith('"'):
             value = re.sub(r"\s#.*", "", value)
-        if not value.strip():
+        if not value:
             raise Unreadable(f"{place}: PARAMETER needs a name and a value")
         return setting(OLLAMA, f"PARAMETER {parameter}", parameter, [value.strip().strip('"')], place)
     if name not in OLLAMA.rules or name != name.upper():

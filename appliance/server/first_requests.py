@@ -10,6 +10,7 @@ import io
 import logging
 import uuid
 import wave
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Message, Scope
 from appliance.config.gateway import with_values
 from appliance.observability.log import RequestLog, Subject
 from appliance.observability.metrics import Metrics, now
+from appliance.runtime.picture import PICTURE
 from appliance.server.errors.api import EngineFailed, Unavailable, api_error, is_unexpected
 from appliance.server.http.service import Service
 from engine.api.errors import CheckpointError, EngineGone, StepError
@@ -67,6 +69,12 @@ def kinds(service: Service) -> dict[str, Variants]:
         wanted["/classify"] = [{"input": TEXT}]
     if "score" in config.tasks:
         wanted["/score"] = [{"text_1": TEXT, "text_2": TEXT}]
+    if "encode" in config.tasks:
+        image = {"type": "image_url", "image_url": {"url": PICTURE}}
+        sound = {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{b64encode(silence()).decode()}"}}
+        parts = {"image": image, "audio": sound}
+        each = [parts[kind] for kind in config.modalities if kind in parts]
+        wanted |= {f"/v1/media/embeddings#{part['type']}": [{"input": [part]}] for part in each}
     if config.speech is not None:
         wanted["/v1/audio/transcriptions"] = [{"file": silence(), "temperature": "1", "max_completion_tokens": "2"}]
     for task in ("token_embed", "token_classify"):

@@ -20,7 +20,7 @@ def warning(service: Service, folder: Path = FOLDER) -> str:
     except OSError:
         return ""
     size = found.f_blocks * found.f_frsize
-    if size >= NEEDED:
+    if size >= NEEDED or not size:  # 0: the file system has no limit
         return ""
     return (
         f"{folder} has {size // 2**20} MiB, and ranks of a model need up to {NEEDED // 2**20} MiB: start the container "

@@ -8,17 +8,13 @@ import msgspec
 
 from appliance.config.gateway import GatewayConfig, Task
 from appliance.runtime import listener, probe
+from appliance.runtime.picture import PICTURE
 from appliance.supervisor.console import Console
 from appliance.supervisor.supervise import Service
 
 _PROBE_INTERVAL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
 _STALE_REPLY_S = 1.0  # time after a crash in which a reply may predate it
-PICTURE = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAAAAACPAi4CAAAAKUlEQVR42u3MQREAAAwCIKMb3RD77SAA6VEEAoFAIBAI"
-    "BAKBQCAQfA8G320AeXC6efoAAAAASUVORK5CYII="
-)
-"""A grey square of 64 x 64 pixels."""
 QUESTION, ANSWER = "What is 17 + 25?", "17 + 25 is 42."
 
 

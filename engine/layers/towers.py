@@ -61,10 +61,14 @@ class Towers:
         return tower
 
     def _given(self, embeddings: Tensor) -> Tensor:
-        """Return the embeddings of an item that has them. Raises ValueError for another width."""
+        """Return the embeddings of an item that has them. Raises ValueError for another width, and for numbers that the
+        type of the activations does not have."""
         if embeddings.ndim != 2 or embeddings.shape[1] != self.width:
             raise ValueError(f"embeddings have shape {list(embeddings.shape)}; a row must have {self.width} numbers")
-        return embeddings.to(self.target.device, self.target.dtype)
+        found = embeddings.to(self.target.device, self.target.dtype)
+        if not found.isfinite().all():
+            raise ValueError(f"embeddings have numbers beyond the range of {str(found.dtype).removeprefix('torch.')}")
+        return found
 
 
 def encode_divided(towers: Towers, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:

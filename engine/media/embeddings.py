@@ -97,7 +97,8 @@ def read(data: bytes, kind: Modality, limits: SizeLimits, outlines: Outlines) ->
     if len(embeddings) != expected:
         raise MediaError(
             f"the file has {len(embeddings)} embeddings; the {kind} has {expected} tokens in this model. Both services "
-            "must have the same checkpoint, and get the same mm_processor_kwargs and media_io_kwargs"
+            f"must have the same checkpoint{' and limits.media.frames' if kind == 'video' else ''}, and get the same "
+            "mm_processor_kwargs and media_io_kwargs"
         )
     item = {EMBEDDINGS: media_tensor(embeddings), **outline.grids}
     return Processed(digest_of(item), outline.text, outline.runs, item, kind, outline.modality, outline.seconds)
@@ -169,7 +170,7 @@ def _tensors(data: bytes) -> dict[str, Array]:
         raise MediaError("the file does not have the format safetensors, or its header is too long")
     try:
         header = msgspec.json.decode(data[8 : 8 + length])
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):  # also for a text that is not UTF-8
         header = None
     if not isinstance(header, dict):
         raise MediaError("the header of the file is not a JSON object")
@@ -184,7 +185,7 @@ def _tensor(name: str, entry: Any, data: memoryview) -> Array:
     except (KeyError, TypeError, ValueError):
         raise wrong from None
     numbers = (*shape, begin, end)
-    sized = len(shape) <= 2 and all(isinstance(one, int) and 0 <= one < 1 << 40 for one in numbers)
+    sized = len(shape) <= 2 and all(type(one) is int and 0 <= one < 1 << 40 for one in numbers)
     if not isinstance(kind, str) or kind not in TYPES or not sized:
         raise wrong
     dtype = np.dtype(TYPES[kind])

@@ -133,7 +133,7 @@ def read_checkpoint(
     if said.media:
         architecture, decoder = said.media, model
         model = _declared(lambda written: with_media(decoder, written), said.written, said.place)
-        choose = with_embeddings if task.accepts_embeddings else with_towers
+        choose = with_embeddings if task.accepts_embeddings or task.encoder_only else with_towers
         model, left_out = choose(model, images=task.images, audio=task.audio)
     if said.is_dual and model.media is not None and (task.text_only or not task.images):
         model = replace(model, media=None, unread=(*model.unread, *media_sources(model.media)))

@@ -64,6 +64,25 @@ def test_kernels_are_compiled_by_default_if_torch_requires_triton():
             assert done.stdout.strip() == found
 
 
+def test_kernels_for_rocm_need_torch_for_rocm():
+    """An image for AMD GPUs without TORCH_INDEX would get the build for CUDA."""
+    text = (ROOT / "Dockerfile").read_text()
+    start = text.index('    case "$KERNELS" in')
+    script = (
+        text[start : text.index(" && \\\n", start)]
+        .replace("\\\n", "\n")
+        .replace("/opt/slipway/venv/bin/python", "$PYTHON")
+    )
+    for kernels, python, code in (
+        ("gfx942", "false", 1),
+        ("gfx942", "true", 0),
+        ("sm_90", "false", 0),
+        ("", "false", 0),
+    ):
+        done = subprocess.run(["sh", "-c", script], env={"KERNELS": kernels, "PYTHON": python}, check=False)
+        assert done.returncode == code
+
+
 def test_the_build_file_has_an_image_for_each_device_with_arguments_of_the_dockerfile():
     from kernels.tools.aot import TARGETS
 

@@ -114,6 +114,17 @@ def test_other_inputs_are_refused(case: tuple[Family, Picture, Picture]) -> None
         assert message in (reply.error or "")
 
 
+def test_embeddings_beyond_the_range_of_the_type_are_named(tmp_path: Path) -> None:
+    """They are finite in float32."""
+    make, picture = FAMILIES["llava"]
+    family, one = make(tmp_path), picture(1)
+    width = read_checkpoint(family.folder).model.embed.hidden
+    large = embedded(one, np.full((one.tokens, width), 3.4e38, np.float32))
+    with opened(family, "torch", task=GIVEN, dtype="bfloat16") as llm:
+        (failed,) = llm.generate([family.prompt(large, 2)], greedy(1))
+    assert "beyond the range of bfloat16" in (failed.error or "")
+
+
 def test_a_missing_tensor_of_a_tower_is_named(case: tuple[Family, Picture, Picture]) -> None:
     found = read_checkpoint(case[0].folder, task=ONLY)
     assert found.model.media is not None

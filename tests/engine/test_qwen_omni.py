@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from torch.nn.functional import pad
 from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError
 from engine.api.media import MediaItem, MediaTensor, Modality
+from engine.api.messages import Pooling
 from engine.llm import MediaPrompt
 from engine.media.families import read_processors
 from engine.media.processor import process_audio
-from engine.models.checkpoint import read_checkpoint
+from engine.models.checkpoint import check_tensors, read_checkpoint
 from engine.models.media import media_sources
 from kernels.cpu.library import best
 from tests.engine.layers.test_footprint import compare
@@ -230,6 +231,23 @@ def test_a_complete_checkpoint_is_read_without_the_parts_that_speak(thinker: tup
 def test_planned_bytes_are_loaded(thinker: tuple[Any, Path]) -> None:
     for kernels in ("torch", best()):
         compare(read_checkpoint(thinker[1]), kernels)
+
+
+def test_embeddings_of_audio_have_the_width_of_those_of_images(thinker: tuple[Any, Path]) -> None:
+    """A service of the towers that turns images off computes them for a decoder without towers."""
+    model, folder = thinker
+    sound = audio(folder, 700)
+    only = TaskConfig(encoder_only=True, images=False)
+    found = read_checkpoint(folder, task=only)
+    check_tensors(found.model, found.tensors)
+    compare(found, "torch")
+    alone = MediaPrompt((AUDIO,) * sound.count, (MediaItem("audio", b"sound", ((0, sound.count),), sound.item),))
+    with opened(_Folder(folder), "torch", task=only, max_context=256) as llm:
+        (rows,) = llm.pool([alone], Pooling("token_embed"))
+    given = TaskConfig(accepts_embeddings=True, images=False, audio=False)
+    embedded = replace(sound, item={"embeddings": as_tensor(torch.from_numpy(rows.copy()))})
+    with opened(_Folder(folder), "torch", task=given, max_context=256) as llm:
+        check(llm.generate(prompt(3, embedded, 2), greedy(5))[0], reply(model, 3, sound, 2))
 
 
 def test_each_tower_is_left_out_if_its_items_are_turned_off(thinker: tuple[Any, Path]) -> None:

@@ -181,6 +181,17 @@ def media_part(part: dict[str, Any], where: str, options: str = "") -> MediaPart
     return MediaPart(kind, url, where, uuid or "", options, form)
 
 
+def content_part(part: MediaPart) -> dict[str, Any]:
+    """Return a content part from which `media_part` makes this item."""
+    given: Any = {"url": part.url}
+    name = f"{part.kind}_url"
+    if part.embeddings:
+        name, given = EMBEDS[part.kind], part.url.partition(",")[2]
+    elif part.format:
+        name, given = "input_audio", {"data": part.url.partition(",")[2], "format": part.format}
+    return {"type": name, name: given if part.url else None, "uuid": part.uuid or None}
+
+
 def _audio_url(given: Any) -> str | None:
     """Return the data URL of a part of type input_audio, or None if it is invalid."""
     if not isinstance(given, dict) or not all(isinstance(given.get(name), str) for name in ("data", "format")):

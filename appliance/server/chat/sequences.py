@@ -1,5 +1,6 @@
 """Conversion of prompt token IDs to `Submit`s, which have all inputs of the engine."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -103,7 +104,7 @@ def build_prompt(ids: list[int], body: GenerationRequest, options: PromptOptions
     check_close(options.thinking, sampling)
     n = 1 if body.n is None else body.n
     check_n(n, sampling.temperature, config)
-    _check_media(options.media, n)
+    check_media(options.media, n)
     seeds = child_seeds(body.seed, n)
     submits = tuple(
         _submit(
@@ -120,13 +121,15 @@ def build_prompt(ids: list[int], body: GenerationRequest, options: PromptOptions
     return Prompt(tuple(ids), submits, options.scores_only, None if config.encoder is None else options.decoder_start)
 
 
-def _check_media(media: tuple[MediaItem, ...], n: int) -> None:
+def check_media(media: Iterable[MediaItem], n: int = 1, param: str = "messages") -> None:
+    """Raise RequestError if the media of all sequences are too large. n: sequences that have them."""
     size = sum(len(tensor.data) for item in media for tensor in item.tensors.values())
     if size * n > MAX_MEDIA:
+        choices, smaller = (f", for each of {n} choices", ", or use a smaller n") if n > 1 else ("", "")
         raise RequestError(
-            f"The media of the prompt have {size:,} bytes after processing, for each of {n} choices; the limit is "
-            f"{MAX_MEDIA:,} together. Send fewer or smaller items, or use a smaller n.",
-            "n" if n > 1 else "messages",
+            f"The media of the request have {size:,} bytes after processing{choices}; the limit is {MAX_MEDIA:,} "
+            f"together. Send fewer or smaller items{smaller}.",
+            "n" if n > 1 else param,
         )
 
 

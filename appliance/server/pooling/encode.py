@@ -16,7 +16,7 @@ from appliance.server.http.media import with_media
 from appliance.server.http.pipeline import as_json
 from appliance.server.http.service import service_of
 from appliance.server.pooling.plan import Pooled as Prompt
-from appliance.server.pooling.plan import PoolPlan, check_count, submits, terms, whole
+from appliance.server.pooling.plan import PoolPlan, check_count, naming, submits, terms, whole
 from appliance.server.pooling.pooled import pool, receive_pooling
 from appliance.server.pooling.vectors import encoded
 from appliance.server.schema.pooling import EncodeRequest
@@ -34,16 +34,17 @@ def encode_parts(body: EncodeRequest, served: Served) -> Iterator[MediaPart]:
         kind = part_modality(part)
         if kind is None or kind not in known or part["type"] == EMBEDS[kind]:
             reads = ", ".join(known)
-            raise RequestError(f"input.{at} must be a content part with a file; this service reads {reads}.", "input")
+            where = f"input.{at}"
+            raise RequestError(f"{where} must be a content part with a file; this service reads {reads}.", where)
         yield media_part(part, f"input.{at}", options(kind))
 
 
-def _prompt(item: LoadedItem, served: Served) -> Prompt:
-    """Return the prompt of an item: its tokens."""
+def _prompt(item: LoadedItem, where: str, served: Served) -> Prompt:
+    """Return the prompt of an item: its tokens. Raise RequestError if they do not fit the window."""
     count = sum(item.runs)
     made = MediaItem(item.modality, item.digest, ((0, count),), item.tensors)
     ids = [served.text.known_media[item.kind].token_id] * count
-    return Prompt(whole(ids, "input", served).ids, media=(made,))
+    return Prompt(whole(ids, where, served).ids, media=(made,))
 
 
 def plan_encode(body: EncodeRequest, items: list[LoadedItem], served: Served) -> PoolPlan:
@@ -51,7 +52,10 @@ def plan_encode(body: EncodeRequest, items: list[LoadedItem], served: Served) ->
     if body.truncate_prompt_tokens is not None:
         raise RequestError("Embeddings of media cannot be truncated.", "truncate_prompt_tokens")
     check_count(len(items), "input", served.config)
-    prompts = [_prompt(item, served) for item in items]
+    prompts = []
+    for at, item in enumerate(items):
+        with naming("input", at, len(items)):
+            prompts.append(_prompt(item, f"input.{at}", served))
     tokens = sum(len(prompt.ids) for prompt in prompts)
     return PoolPlan(submits(prompts, Pooling("token_embed"), terms(body, served), served), tokens)
 

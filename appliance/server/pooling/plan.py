@@ -11,9 +11,9 @@ from typing import Any, Literal
 from appliance.config.gateway import GatewayConfig, LateReading, PooledModel
 from appliance.media.part import MediaPart
 from appliance.server.chat.conversation import render, tokenize
-from appliance.server.chat.media import chat_media
+from appliance.server.chat.media import chat_media, content_part
 from appliance.server.chat.parsed import Served
-from appliance.server.chat.sequences import cache_salt
+from appliance.server.chat.sequences import cache_salt, check_media
 from appliance.server.chat.window import check_ids, check_length, check_text, kept_tokens
 from appliance.server.pooling.chunks import weighted
 from appliance.server.pooling.contents import (
@@ -133,6 +133,7 @@ def _name(given: str | None, served: Served) -> str:
 
 
 def submits(prompts: Sequence[Pooled], pooling: Pooling, conditions: Terms, served: Served) -> tuple[Submit, ...]:
+    check_media((item for prompt in prompts for item in prompt.media), param="input")
     ttft_deadline, deadline = conditions.deadlines
     return tuple(
         Submit(
@@ -256,8 +257,7 @@ def _rendered(messages: list[dict[str, Any]], body: PromptRequest, conditions: T
 
 def rendered_media(part: MediaPart, conditions: Terms, served: Served) -> Pooled:
     """Return the prompt of one image of a model with a chat template: a message of the user."""
-    kinds = {"image": "image_url", "video": "video_url", "audio": "audio_url"}
-    content = [{"type": kinds[part.kind], kinds[part.kind]: {"url": part.url}, "uuid": part.uuid or None}]
+    content = [content_part(part)]
     options = None if not part.options else json.loads(part.options)
     body = PromptRequest(messages=[{"role": "user", "content": content}], mm_processor_kwargs=options)
     return _rendered(body.messages, body, conditions, served)

@@ -20,8 +20,8 @@ class Parts(Wire):
 
 
 def _with_parts(value: Any) -> Any:
-    """Convert an image, which is one content part."""
-    is_part = isinstance(value, dict) and value.get("type") in ("image_url", "input_image")
+    """Convert an image or its embeddings, which is one content part."""
+    is_part = isinstance(value, dict) and value.get("type") in ("image_url", "input_image", "image_embeds")
     return {"content": [value]} if is_part else value
 
 

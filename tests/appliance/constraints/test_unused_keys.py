@@ -19,6 +19,7 @@ from tests.appliance.planned_engines.test_pooled import TOKENIZER, folder  # noq
 from tests.appliance.planned_engines.test_reality import HOST
 from tests.engine.layers.conftest import random_model
 from tests.engine.layers.families import random_family, save_family
+from tests.engine.media_models import FAMILIES as MULTIMODAL
 from tests.engine.sourced import save
 
 VALUES = {
@@ -39,6 +40,9 @@ VALUES = {
     "model.pooling.max_input": "9000",
     "hardware.graphs": "true",
     "engine.return_routed_experts": "true",
+    "quantization.weights": "int8",
+    "quantization.group_size": "64",
+    "quantization.embedding": "int6",
 }
 SERVED = {  # of each row of the table, a model that it is about
     "models other than decoders with experts": ("decoder", ()),
@@ -49,6 +53,7 @@ SERVED = {  # of each row of the table, a model that it is about
     "encoder-decoder models": ("bart", ()),
     "models without attention": ("mamba2", ()),
     "models other than rerankers (`model.task: score`)": ("decoder", ("model.task=embed",)),
+    "models with `model.media.encoder_only`": ("eyes", ("model.media.encoder_only=true",)),
 }
 WRITTEN = [(one.models, key, so) for one in UNUSED_KEYS for key, so in one.keys.items()]
 
@@ -63,7 +68,9 @@ def checkpoint(folder: Callable, tmp_path_factory: pytest.TempPathFactory) -> Ca
     mamba2 = tmp_path_factory.mktemp("idle") / "mamba2"
     save_family("mamba2", random_family("mamba2"), mamba2)
     (mamba2 / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    known = {"decoder": decoder, "experts": experts, "bart": bart, "mamba2": mamba2}
+    eyes = MULTIMODAL["llava"][0](tmp_path_factory.mktemp("idle")).folder
+    (eyes / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    known = {"decoder": decoder, "experts": experts, "bart": bart, "mamba2": mamba2, "eyes": eyes}
     return lambda name: known.get(name) or folder(name)
 
 

@@ -72,12 +72,20 @@ GPUS = tuple(AmdGpu(f"GPU {number}", "gfx942", 1, 1, number + 10) for number in 
         ({"ROCR_VISIBLE_DEVICES": "1,3", "HIP_VISIBLE_DEVICES": "1"}, [3]),
         ({"ROCR_VISIBLE_DEVICES": "GPU-000000000000000c,0"}, [2, 0]),
         ({"HIP_VISIBLE_DEVICES": "0,7,1"}, [0]),
-        ({"HIP_VISIBLE_DEVICES": ""}, []),
+        ({"HIP_VISIBLE_DEVICES": "1,1,0"}, [1, 0]),
+        ({"HIP_VISIBLE_DEVICES": ""}, [0, 1, 2, 3]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "3"}, [3]),
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
         ({"HIP_VISIBLE_DEVICES": "-1"}, []),
     ],
 )
 def test_variables_select_gpus(variables: dict[str, str], expected: list[int]) -> None:
     assert [int(gpu.name[4:]) for gpu in select(GPUS, variables)] == expected
+
+
+def test_equal_gpus_without_an_identifier_are_counted() -> None:
+    several = tuple(AmdGpu("GPU", "gfx942", 1, 1, 0) for _ in range(2))
+    assert len(select(several, {"HIP_VISIBLE_DEVICES": "0,1,0"})) == 2
 
 
 def test_a_machine_has_the_gpus_if_torch_is_built_for_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +99,7 @@ def test_a_machine_has_the_gpus_if_torch_is_built_for_rocm(tmp_path: Path, monke
         ("AMD gfx90a", "gfx90a", False),
     ]
     assert reason == ""
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")
     assert find_gpus(root)[1].startswith("AMD's driver shows no GPU to this process")
     monkeypatch.delenv("HIP_VISIBLE_DEVICES")
     monkeypatch.setattr(machine, "installed_build", lambda: Build("2.11.0+cpu", None))

@@ -97,11 +97,12 @@ def test_comments_after_parameters_of_a_modelfile_are_ignored(tmp_path: Path) ->
         "PARAMETER temperature 0.2   # low",
         "PARAMETER num_ctx 4096 # long",
         'PARAMETER stop "# a"',
+        "PARAMETER stop   ### Human:",
     ]
     (tmp_path / "Modelfile").write_text("\n".join(lines))
     found = migrate(read(str(tmp_path / "Modelfile")), Path(), "")
     assert (values(found)["model.max_context"], values(found)["engine.sampling.temperature"]) == (4096, 0.2)
-    assert found.missing[0][0] == "PARAMETER stop # a"
+    assert [name for name, _ in found.missing] == ["PARAMETER stop # a", "PARAMETER stop ### Human:"]
 
 
 HUB = "model.source.huggingface.repo"

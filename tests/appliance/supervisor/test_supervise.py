@@ -163,7 +163,7 @@ def test_little_shared_memory_for_several_ranks_is_a_warning(monkeypatch):
     one = _service(1)
     ranks = msgspec.structs.replace(one.engines[0].parallelism, tensor=2)
     several = replace(one, engines=(msgspec.structs.replace(one.engines[0], parallelism=ranks),))
-    sizes = {"small": 64 * 2**20, "large": 2**30}
+    sizes = {"small": 64 * 2**20, "large": 2**30, "unlimited": 0}
     for name, size in sizes.items():
         found = SimpleNamespace(f_blocks=size // 4096, f_frsize=4096)
         monkeypatch.setattr(os, "statvfs", lambda path, found=found: found)

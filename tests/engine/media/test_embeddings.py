@@ -103,14 +103,17 @@ def test_audio_has_the_same_prompt(tmp_path: Path) -> None:
 GOOD = np.zeros((20, 3), np.float32)
 SIZE = np.array([30, 40])
 HEADER = b'{"embeddings":{"dtype":"F32","shape":[20,3],"data_offsets":[0,240]}}'
+TRUE = b'{"embeddings":{"dtype":"F32","shape":[true,true],"data_offsets":[0,4]}}'
 WRONG: dict[str, tuple[bytes | Mapping[str, np.ndarray[Any, Any]], str]] = {
     "empty": (b"", "format safetensors"),
     "pickle": (pickle.dumps(GOOD), "torch.save"),
     "zip": (b"PK\3\4" + bytes(100), "torch.save"),
     "long header": (struct.pack("<Q", 1 << 40) + bytes(100), "format safetensors"),
     "no JSON": (struct.pack("<Q", 4) + b"abcd" + bytes(100), "not a JSON object"),
+    "no UTF-8": (struct.pack("<Q", 4) + b'{"\xff"' + bytes(100), "not a JSON object"),
     "list": (struct.pack("<Q", 2) + b"[]" + bytes(100), "not a JSON object"),
     "deep": (struct.pack("<Q", 9000) + b"[" * 9000, "not a JSON object"),
+    "booleans": (struct.pack("<Q", len(TRUE)) + TRUE + bytes(4), "damaged at the tensor embeddings"),
     "truncated": (struct.pack("<Q", len(HEADER)) + HEADER + bytes(239), "damaged at the tensor embeddings"),
     "offsets": (struct.pack("<Q", 60) + b'{"embeddings":{"dtype":"F32","shape":[1],"data_offsets":[9]}}'[:60], "JSON"),
     "no embeddings": ({"size": SIZE}, "no tensor `embeddings`"),
@@ -142,6 +145,7 @@ def test_wrong_files_are_refused(processors: Processors, name: str) -> None:
         ({"fps": np.array([30.0], np.float32)}, "two positive integers"),
         ({"size": np.array([9, 24, 32])}, "9 frames; the limit is 8"),
         ({"size": np.array([90, 24, 32]), "fps": np.array([30, 1])}, r"3\.0 s; the limit is 2 s"),
+        ({"size": np.array([50, 24, 32]), "fps": np.array([30, 1])}, "the same checkpoint and limits.media.frames"),
     ],
 )
 def test_videos_beyond_the_limits_are_refused(

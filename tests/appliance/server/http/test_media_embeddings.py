@@ -1,5 +1,6 @@
 """Embeddings of images: the route that returns them, content parts that have them, and faults."""
 
+import asyncio
 import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from appliance.config.gateway import PooledModel
+from appliance.server.chat.media import content_part, media_part
+from appliance.server.first_requests import ask_each_kind, kinds
 from engine.api.messages import Delta, Pooled, Submit
 from engine.media.families import read_processors
 from engine.media.processor import process
@@ -99,6 +103,47 @@ def test_numbers_may_have_16_bits(towers: Any, decoder: Any) -> None:
     np.testing.assert_allclose(found, rows(20).flatten(), rtol=1 / 128)
 
 
+def test_embeddings_are_compared_with_texts(towers: Any, make: Callable[..., Any]) -> None:
+    """An item of /score may be a file, or the name of one."""
+    (one,) = encoded(towers, ONE)
+    fields = {"embedded_modalities": ("image",), "media_width": WIDTH, "limits.media.images": 0}
+    gateway = make(**fields, tasks=("embed", "score"), pooled=PooledModel(width=2))
+    vector = np.ones(2, "<f4")
+    gateway.router.reply = lambda submit: [Delta(submit.id, finish="stop", pooled=Pooled((2,), vector.tobytes()))]
+    named = {"type": "image_embeds", "image_embeds": None, "uuid": "cat"}
+    for given in ({**one, "uuid": "cat"}, {"content": [named]}):
+        status, reply = gateway.post("/score", {"queries": "a cat", "documents": [given]})
+        assert status == 200, reply
+    media = [submit.media for submit in gateway.submits if submit.media]
+    assert len(media) == 2 and media[0] == media[1]
+    assert media[0][0].tensors["embeddings"].data == rows(20).tobytes()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}, "uuid": "bell"},
+        {"type": "video_url", "video_url": "https://example.com/a.mp4"},
+        {"type": "audio_url", "audio_url": None, "uuid": "bell"},
+        {"type": "image_embeds", "image_embeds": "AAAA"},
+    ],
+)
+def test_a_part_is_made_again_from_its_item(given: dict[str, Any]) -> None:
+    item = media_part(given, "input")
+    assert media_part(content_part(item), "input") == item
+
+
+def test_media_of_a_pooling_request_are_limited_together(towers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sequence sends its item to an engine, also if items repeat."""
+    encoded(towers, ONE)
+    size = sum(len(tensor.data) for tensor in towers.submits[0].media[0].tensors.values())
+    monkeypatch.setattr("appliance.server.chat.sequences.MAX_MEDIA", 2 * size)
+    encoded(towers, ONE, ONE)
+    towers.submits.clear()
+    fault = refused(towers, {"input": [part(ONE)] * 3}, ROUTE)
+    assert fault["param"] == "input" and f"{3 * size:,} bytes" in fault["message"]
+
+
 def test_repeated_embeddings_are_read_once(towers: Any, decoder: Any) -> None:
     """By the hash of their file, or by a name."""
     (one,) = encoded(towers, ONE)
@@ -165,8 +210,8 @@ def test_a_limit_counts_images_and_embeddings(towers: Any, make: Callable[..., A
     [
         ({"input": []}, "body.input"),
         ({"input": ["text"]}, "body.input.0"),
-        ({"input": [{"type": "text", "text": "hello"}]}, "input"),
-        ({"input": [{"type": "image_embeds", "image_embeds": "AAAA"}]}, "input"),
+        ({"input": [{"type": "text", "text": "hello"}]}, "input.0"),
+        ({"input": [part(ONE), {"type": "image_embeds", "image_embeds": "AAAA"}]}, "input.1"),
         ({"input": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}, "input.0.image_url"),
         ({"input": [part(ONE)], "embed_dtype": "fp8_e4m3"}, "body.embed_dtype"),
         ({"input": [part(ONE)], "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
@@ -181,6 +226,15 @@ def test_wrong_requests_for_embeddings_are_refused(towers: Any, body: dict[str, 
 def test_an_image_of_more_tokens_than_the_context_is_refused(make: Callable[..., Any]) -> None:
     gateway = make(modalities=("image",), tasks=("encode",), max_context=19)
     assert "19" in refused(gateway, {"input": [part(ONE)]}, ROUTE)["message"]
+    small = part(data_url(png(picture(24, 24))))
+    assert "input[1]: " in refused(gateway, {"input": [small, part(ONE)]}, ROUTE)["message"]
+
+
+def test_an_engine_embeds_an_image_before_it_is_ready(towers: Any) -> None:
+    assert list(kinds(towers.service)) == ["/v1/media/embeddings#image_url"]
+    assert asyncio.run(ask_each_kind(towers.service, towers.app.router, 0))
+    (submit,) = towers.submits
+    assert submit.media[0].modality == "image"
 
 
 def test_other_services_have_no_such_route(gateway: Any, towers: Any) -> None:
