@@ -71,6 +71,8 @@ NAMES = {_manifest_key(field): argument for argument, field in ARGUMENTS.items()
     "model.text_only": "task.text_only",
     "model.media.encoder_only": "task.encoder_only",
     "model.media.accept_embeddings": "task.accepts_embeddings",
+    "limits.media": "task",
+    "limits.media.frames": "the limit of frames",
     "model.pooling.pool": "task.pool",
     "model.pooling.dimensions": "task.dimensions",
     "model.pooling.score_tokens": "task.score_tokens",
