@@ -153,11 +153,18 @@ def test_ctrl_c_rolls_back_and_exits(service, chaos, eventually):
     def as_in_a_terminal() -> None:  # a background job of a shell ignores SIGINT
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    # The engine may still be restarting after the previous fault; chaos then exits without injecting anything.
-    appliance.wait_ready()
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **quiet, preexec_fn=as_in_a_terminal) as running:
-        eventually("the fault", lambda: shard.read_bytes() != whole)
+    def chaos_with_fault() -> subprocess.Popen:
+        # The engine may still be restarting after the previous fault; chaos then exits without injecting anything.
+        for _ in range(10):
+            appliance.wait_ready()
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            running = subprocess.Popen(command, **quiet, preexec_fn=as_in_a_terminal)
+            eventually("the fault", lambda: running.poll() is not None or shard.read_bytes() != whole)  # noqa: B023
+            if running.poll() is None:
+                return running
+        raise AssertionError("chaos injects no fault")
+
+    with chaos_with_fault() as running:
         code, _, messages = chaos(appliance.url, "--scenario", "crash", "--yes")
         assert code == 2 and "another `slipway chaos` is running" in messages
         running.send_signal(signal.SIGINT)
