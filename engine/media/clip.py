@@ -43,3 +43,15 @@ class Clip:
     def sampled_rate(self, chosen: Sequence[int]) -> float:
         """Return the mean frames per second of the selected frames."""
         return self.rate if self.fps is None else len(chosen) / self.frames * self.fps
+
+
+def evenly(frames: int, count: int) -> list[int]:
+    """Return the numbers of `count` of the frames, at equal distances."""
+    return [at * frames // count for at in range(count)]
+
+
+def wanted_frames(count: int | None, wanted_fps: float | None, frames: int, fps: float) -> int:
+    """Return the number of frames to read: `count`, else those of `wanted_fps`, at least one; all without both."""
+    if count is not None:
+        return count
+    return frames if wanted_fps is None else max(1, int(frames / fps * wanted_fps))

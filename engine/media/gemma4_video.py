@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from engine.api.media import Modality
-from engine.media.clip import Array, Clip
+from engine.media.clip import Array, Clip, evenly, wanted_frames
 from engine.media.frames import resized_frame
 from engine.media.gemma4 import DEFAULTS as IMAGE
 from engine.media.gemma4 import Grid, read_around, read_grid
@@ -45,12 +45,7 @@ class Gemma4Video:
         return "video"
 
     def sample(self, frames: int, fps: float) -> Sequence[int]:
-        count = self.count
-        if count is None and self.fps is not None:
-            count = max(1, int(frames / fps * self.fps))
-        if count is None or count > frames:
-            return range(frames)
-        return [at * frames // count for at in range(count)]
+        return evenly(frames, min(wanted_frames(self.count, self.fps, frames, fps), frames))
 
     def layout(self, chosen: Sequence[int], clip: Clip) -> Layout:
         (begin, end), times = self.around, [number / clip.rate for number in chosen]

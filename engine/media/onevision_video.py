@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.api.media import Modality
-from engine.media.clip import Array, Clip
+from engine.media.clip import Array, Clip, evenly, wanted_frames
 from engine.media.frames import resized_frame
 from engine.media.pixels import BICUBIC, CLIP_MEAN, CLIP_STD, Normalisation, Size, read_normalisation, read_square
 from engine.media.processed import MediaError, Tokens
@@ -44,14 +44,10 @@ class OneVisionVideo:
         return "video"
 
     def sample(self, frames: int, fps: float) -> Sequence[int]:
-        count = self.count
-        if count is None and self.fps is not None:
-            count = max(1, int(frames / fps * self.fps))
-        if count is None:
-            return range(frames)
+        count = wanted_frames(self.count, self.fps, frames, fps)
         if count > frames:
             raise MediaError(f"the video has {frames} frames; {count} are required")
-        return [at * frames // count for at in range(count)]
+        return evenly(frames, count)
 
     def layout(self, chosen: Sequence[int], clip: Clip) -> Layout:
         return Layout(self.tokens.image, (len(chosen) * self.length + 1,))

@@ -405,11 +405,12 @@ constexpr int64_t MOST_TILES = 4, DEEP = 448;
 constexpr int64_t FEW_PANELS = 4;  // so many are near anyway, and take one tile at a time, as it comes from memory
 
 // Some groups of a tile of 8-bit weights for a panel, onto sums, `stride` apart. scales and totals: of the blocks of x. BLOCK:
-// inputs of a block of x. With each line of weights, 1 / share as much of `next` is fetched.
+// inputs of a block of x. With each line of weights, 1 / share as much of `next` is fetched. With GCC's tree-ter, all products
+// of a word would precede their additions, and sums would move between registers and memory.
 template <int R, int64_t BLOCK>
-__attribute__((noinline, optimize("no-tree-ter"))) static void int8_groups(const Linear& op, const uint8_t* w, const int32_t* x, int64_t groups,
-                                                  const float* scales, const int32_t* totals, bool begins, const uint8_t* next,
-                                                  int64_t share, float* sums, int64_t stride) {
+__attribute__((noinline, optimize("no-tree-ter"))) static void
+int8_groups(const Linear& op, const uint8_t* w, const int32_t* x, int64_t groups, const float* scales, const int32_t* totals,
+            bool begins, const uint8_t* next, int64_t share, float* sums, int64_t stride) {
     constexpr int64_t LINE = NR * WORD8;
     const auto [group, bytes, scale_bytes, step] = GroupTile(op);
     const int64_t blocks = group / BLOCK, ahead = LINE / share;
