@@ -120,6 +120,10 @@ def _serves(service: Service, need: Need) -> bool:
     return need is None or any(task in service.tasks for task in _tasks(need))
 
 
+def _named(task: str) -> str:
+    return "embeddings of media (model.media.encoder_only)" if task == "encode" else task
+
+
 def _absent(router: APIRouter, need: Need) -> list[Route]:
     """Return replacement routes for a task that the model does not support. They report which tasks it serves.
 
@@ -131,7 +135,8 @@ def _absent(router: APIRouter, need: Need) -> list[Route]:
         absent = NotFound if service.config.endpoints.compat == "openai" else TaskNotServed
         raise absent(
             f"The model `{service.config.names[0]}` does not support {request.url.path}, which needs a model that "
-            f"serves {' or '.join(_tasks(need))}; it serves {', '.join(service.tasks) or 'none of the tasks'}.",
+            f"serves {' or '.join(map(_named, _tasks(need)))}; it serves "
+            f"{', '.join(map(_named, service.tasks)) or 'none of the tasks'}.",
             "model",
         )
 

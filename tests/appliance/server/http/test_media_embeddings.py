@@ -239,7 +239,11 @@ def test_an_engine_embeds_an_image_before_it_is_ready(towers: Any) -> None:
 
 def test_other_services_have_no_such_route(gateway: Any, towers: Any) -> None:
     status, reply = gateway.post(ROUTE, {"input": [part(ONE)]})
-    assert status in (404, 501) and "a model that serves encode" in reply["error"]["message"]
+    assert (
+        status in (404, 501)
+        and "a model that serves embeddings of media (model.media.encoder_only); it serves generate"
+        in reply["error"]["message"]
+    )
     assert towers.post(PATH, asked("hello"))[0] in (404, 501)
 
 
