@@ -1,6 +1,7 @@
 """Run work in a few separate processes, where an item may crash, hang or change its process permanently."""
 
 import multiprocessing
+import multiprocessing.connection
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,11 @@ class ProcessLost:
     reason: str
 
 
+# Starting a process also asks whether each other process has ended. A process's exit code can be read only once, so
+# processes start and their codes are read one after the other.
+_processes = threading.Lock()
+
+
 class _WorkerProcess:
     """One process at a time, started when it is first needed and again after a loss."""
 
@@ -32,7 +38,8 @@ class _WorkerProcess:
             context = multiprocessing.get_context("forkserver")
             self._pipe, end = context.Pipe()
             self._process = context.Process(target=_serve, args=(end, self._prepare), daemon=True)
-            self._process.start()
+            with _processes:
+                self._process.start()
             end.close()
         try:
             self._pipe.send(item)
@@ -53,8 +60,9 @@ class _WorkerProcess:
         self._pipe.close()
         if kill:
             self._process.kill()
-        self._process.join()
-        code = self._process.exitcode
+        multiprocessing.connection.wait([self._process.sentinel])
+        with _processes:
+            code = self._process.exitcode
         self._process = self._pipe = None
         return code
 

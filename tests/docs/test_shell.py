@@ -194,7 +194,7 @@ def execute(command: list[str], given: str) -> None:
         environ[name] = value
     program, *words = command
     if program == "python":
-        program = sys.executable
+        program, environ["PYTHONPATH"] = sys.executable, str(ROOT)
     elif program == "curl":
         words = ["-fsS", *words]
     done = subprocess.run([program, *words], env=environ, capture_output=True, text=True, timeout=60, check=False)
