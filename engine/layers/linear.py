@@ -17,11 +17,11 @@ from engine.models.sources import join
 from engine.weights.fused import NativeWeight
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import QuantizedWeights
-from engine.weights.slot import Slots, fill, fused, slots, stored_dtype
+from engine.weights.slot import Slots, fill, fused, slots, stored_dtype, stored_rows
 from kernels.block_weights import PlaneWeight, SegmentedWeight, pack_blocks
 from kernels.cpu.library import Tiling
 from kernels.cpu.memory import Arena
-from kernels.cpu.packing import Packed, Segments
+from kernels.cpu.packing import Packed, Pieces, Segments
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
 from kernels.e4m3 import Rounded, Rounding
@@ -115,27 +115,33 @@ class Target:
             return torch.float32
         return stored_dtype(read, path, matrix)
 
-    def pack(self, name: str, stored: torch.dtype, weight: Callable[[torch.dtype], Tensor]) -> Weight:
-        """Return the packed matrix of this name. stored: type in the checkpoint. weight(dtype): reads the matrix,
-        [outputs, inputs] of that type."""
+    def pack(self, name: str, matrix: Tensor | Pieces) -> Weight:
+        """Return the packed matrix [outputs, inputs] of this name, of the type that the checkpoint has."""
         format = LOAD_FORMATS.get(self.bits)
         if format is None:
             if self.team is None:
-                return weight(self.dtype) if self.invariant else pack(weight(self.dtype))
+                weight = self._whole(matrix, self.dtype)
+                return weight if self.invariant else pack(weight)
             tiling = self.team.tiling.exact if self.exact else self.team.tiling
             # Compiled kernels widen bf16 as they read it, which halves the bytes and is exact.
-            kept = torch.bfloat16 if tiling.bf16 or stored == torch.bfloat16 else self.dtype
-            return self._packed(weight(kept), tiling)
+            kept = torch.bfloat16 if tiling.bf16 or matrix.dtype == torch.bfloat16 else self.dtype
+            return self._packed(replace(matrix, dtype=kept) if isinstance(matrix, Pieces) else matrix.to(kept), tiling)
         if self.team is None:
-            made: Fp8Weight | Int4Weight | Int8Weight = format.quantize(weight(stored), self.group)
+            made: Fp8Weight | Int4Weight | Int8Weight = format.quantize(self._whole(matrix, matrix.dtype), self.group)
             return made if isinstance(made, Fp8Weight) else pack_integers(made, self.device)
         known = self.known.get(name) if self.known is not None else None
         if known is None:
-            known = self._packed(format.quantize(weight(stored), self.group), self.team.tiling)
+            weight = self._whole(matrix, matrix.dtype)
+            known = self._packed(format.quantize(weight, self.group), self.team.tiling)
             if self.known is not None:
                 self.known.put(name, known)
             return known
         return replace(known, data=self.arena.copy(known.data))
+
+    def _whole(self, matrix: Tensor | Pieces, dtype: torch.dtype) -> Tensor:
+        if isinstance(matrix, Pieces):
+            return matrix.whole(dtype, self.device)
+        return matrix.to(self.device, dtype)
 
     def pack_exact(self, weight: Tensor) -> Packed:
         """Return a matrix [outputs, inputs] for compiled kernels, exempt from quantization and bf16 arithmetic."""
@@ -147,7 +153,7 @@ class Target:
         assert self.team is not None, "only compiled kernels pack"
         return self._packed(weight, self.team.tiling)
 
-    def _packed(self, weight: Tensor | Int8Weight | Int4Weight | BlockWeight, tiling: Tiling) -> Packed:
+    def _packed(self, weight: Tensor | Pieces | Int8Weight | Int4Weight | BlockWeight, tiling: Tiling) -> Packed:
         return pack_for(weight, tiling, None, self.arena.empty)
 
 
@@ -284,27 +290,25 @@ class LinearLayer:
         self.weight = self.target.native(self.path, self.slots, role) or self._packed(read)
 
     def _packed(self, read: Read) -> Weight:
-        target = self.target
-        stored = target.stored_dtype(read, self.path, self.slots)
-
-        def whole(dtype: torch.dtype) -> Tensor:
-            return fused(read, self.path, "weight", self.slots, dtype, target.device)
-
+        target, matrix = self.target, self._pieces(read)
         if not self._wide_rows or target.team is None or target.bits not in LOAD_FORMATS:
-            return target.pack(self.name, stored, whole)
-        first = self.slots.rows - self._wide_rows
-        narrow = target.pack(self.name, stored, lambda dtype: whole(dtype)[:first])
+            return target.pack(self.name, matrix)
+        first, whole = self.slots.rows - self._wide_rows, matrix.whole(matrix.dtype, target.device)
+        narrow = target.pack(self.name, whole[:first])
         assert isinstance(narrow, Packed), "compiled kernels pack"
-        return Segments((narrow, target.pack_wide(whole(torch.bfloat16)[first:])))
+        return Segments((narrow, target.pack_wide(whole[first:].bfloat16())))
+
+    def _pieces(self, read: Read) -> Pieces:
+        stored = self.target.stored_dtype(read, self.path, self.slots)
+        return Pieces(
+            self.slots.rows, self.slots.inputs, stored, lambda: stored_rows(read, self.path, "weight", self.slots)
+        )
 
     def _load_stacked(self, place: StackSlice, read: Read, target: Target) -> None:
         packed = target.native(self.path, self.slots, "expert")
         format = LOAD_FORMATS.get(target.bits)
         if packed is None and format is not None and "expert" in format.roles(target.executor):
-            stored = target.stored_dtype(read, self.path, self.slots)
-            packed = target.pack(
-                self.name, stored, lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device)
-            )
+            packed = target.pack(self.name, self._pieces(read))
         if packed is None:
             memory = place.stack.place(place.number, self.slots, target)
             self.weight = fill(memory, read, self.path, "weight", self.slots)

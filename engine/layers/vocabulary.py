@@ -109,8 +109,7 @@ class Vocabulary:
         if packed is None:
             source = self._tied_rows(read, mine) if out.tied else read(f"{out.name}.weight")[mine]
             source = torch.nn.functional.normalize(source.float()).to(source.dtype) if out.unit_rows else source
-            made = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
-            packed = made
+            packed = rounded.pack(out.name, source)
         assert not isinstance(packed, Fp8Weight | Segments | SegmentedWeight), (
             "the head has one source, and is never in fp8"
         )

@@ -5,7 +5,7 @@ The fused matrix contains the rows of its sources one after another. A rank has 
 them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -76,15 +76,23 @@ def fused(
 
 def fill(whole: Tensor, read: Callable[[str], Tensor], path: str, suffix: str, matrix: Slots) -> Tensor:
     """Fill `whole` with the rank's weight or bias."""
+    for piece in matrix.pieces:
+        if suffix == "bias" and not piece.has_bias:
+            whole[piece.at : piece.at + piece.rows].zero_()
+    for at, rows in stored_rows(read, path, suffix, matrix):
+        whole[at : at + len(rows)].copy_(rows)
+    return whole
+
+
+def stored_rows(read: Callable[[str], Tensor], path: str, suffix: str, matrix: Slots) -> Iterator[tuple[int, Tensor]]:
+    """Yield the pieces of the rank's weight or bias: the first row of each, and its rows as the checkpoint stores
+    them."""
     for name, pieces in groupby(matrix.pieces, lambda piece: piece.source):
-        pieces = list(pieces)
-        if suffix == "bias" and not pieces[0].has_bias:
-            for piece in pieces:
-                whole[piece.at : piece.at + piece.rows].zero_()
+        pieces = [piece for piece in pieces if suffix == "weight" or piece.has_bias]
+        if not pieces:
             continue
         source = read(_name(path, name, suffix))
         if suffix == "weight":
             source = source.narrow(1, matrix.first_input, matrix.inputs)
         for piece in pieces:
-            whole[piece.at : piece.at + piece.rows].copy_(source[piece.taken])
-    return whole
+            yield piece.at, source[piece.taken]

@@ -98,8 +98,8 @@ SHM_COLLECTIVE = {
     "collective_abort": "p:",
     "collective_gather": "pppn:n",
 }
-# Functions of blocks of ggml (pack_blocks.cpp).
-BLOCKS = {"pack_blocks": "npnnp:", "restore_blocks": "npnnp:"}
+# Functions that pack weights (pack_blocks.cpp, pack_words.cpp).
+PACKING = {"pack_blocks": "npnnp:", "restore_blocks": "npnnp:", "pack_words": "npnnnnnnnnnp:"}
 
 
 class MissingKernels(Exception):
@@ -188,7 +188,7 @@ def _open(name: str) -> ctypes.CDLL:
         function.argtypes = [pointer if letter == "p" else ctypes.c_int64 for letter in arguments]
         function.restype = None
     kinds = {"p": pointer, "n": ctypes.c_int64, "": None}
-    for name, form in (SHM_COLLECTIVE | BLOCKS).items():
+    for name, form in (SHM_COLLECTIVE | PACKING).items():
         arguments, _, given = form.partition(":")
         function = getattr(library, f"slipway_{name}")
         function.argtypes, function.restype = [kinds[letter] for letter in arguments], kinds[given]

@@ -12,23 +12,47 @@ blocks_…     [outputs / V][block]{codes, scales of sub-blocks, scales}      bl
 Outputs are padded, and inputs are padded to whole words, groups or blocks, with values that multiply as zero.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Tiling, load
+from kernels.cpu.library import Tiling, best, load
 from kernels.ggml_blocks import BlockWeight
 from kernels.ggml_layout import LAYOUTS, row_bytes
 from kernels.quantisation import Int4Weight, Int8Weight
 
 BLOCK_FORMS = {kind: f"blocks_{kind.lower()}" for kind in LAYOUTS}
 FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "pairs_bf16", "tiles_int4", "tiles_int8", *BLOCK_FORMS.values())
-Weight = Tensor | Int8Weight | Int4Weight | BlockWeight
+LARGE = 1 << 20  # bytes from which several threads copy
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Allocates the memory of a packed weight."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A matrix [outputs, inputs] whose rows are copied from several tensors, each of them once, so that they may be
+    views of a file."""
+
+    outputs: int
+    inputs: int
+    dtype: torch.dtype
+    read: Callable[[], Iterable[tuple[int, Tensor]]]
+    """Returns the first output of each piece and its rows, [rows, inputs] of any type."""
+
+    def whole(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the matrix in one tensor of another type."""
+        found = torch.empty((self.outputs, self.inputs), dtype=dtype, device=device)
+        for at, rows in self.read():
+            found[at : at + len(rows)].copy_(rows)
+        return found
+
+
+Weight = Tensor | Pieces | Int8Weight | Int4Weight | BlockWeight
 
 
 @dataclass(frozen=True)
@@ -81,15 +105,67 @@ def pack(weight: Weight, tiling: Tiling, form: str | None = None, empty: Empty =
     form = form or form_for(weight, tiling)
     if isinstance(weight, BlockWeight):
         return _pack_blocks(weight, form, tiling, empty)
-    if not isinstance(weight, Tensor):
+    if isinstance(weight, Int8Weight | Int4Weight):
         return _pack_groups(weight, form, tiling, empty)
-    outputs, inputs = weight.shape
+    if isinstance(weight, Pieces):
+        return _pack_pieces(weight, form, tiling, empty)
+    return _pack_pieces(Pieces(*weight.shape, weight.dtype, lambda: [(0, weight)]), form, tiling, empty)
+
+
+def _pack_pieces(weight: Pieces, form: str, tiling: Tiling, empty: Empty) -> Packed:
+    outputs, inputs = weight.outputs, weight.inputs
     if form in ("amx_bf16", "pairs_bf16"):
-        words = _words(_padded(weight.to(torch.bfloat16), 16, 32), 16, 2)
+        side, word, wide, kept = 16, 2, -(-inputs // 32) * 32, torch.bfloat16
     else:
-        kept = weight.to(torch.float32 if form == "tiles_f32" else torch.bfloat16)
-        words = _words(_padded(kept, 2 * tiling.width, 1), 2 * tiling.width, 1)
-    return Packed(empty(tuple(words.shape), words.dtype).copy_(words), form, outputs, inputs)
+        side, word, wide = 2 * tiling.width, 1, inputs
+        kept = torch.float32 if form == "tiles_f32" else torch.bfloat16
+    data = empty((-(-outputs // side), wide // word, side, word), kept)
+    if outputs % side:
+        data[-1].zero_()
+    if wide != inputs:
+        data[:, inputs // word :].zero_()
+    block = data[0].nbytes if len(data) else 0
+    for at, piece in weight.read():
+        _place(piece.to(kept), at, data, _Order(word * kept.itemsize, side, wide // word, block, block))
+    return Packed(data, form, outputs, inputs)
+
+
+class _Order(NamedTuple):
+    """Order of the elements of packed weights, [outputs / side][groups]{[columns of the group][side], more}."""
+
+    size: int  # bytes of an element
+    side: int
+    columns: int  # columns of a group
+    group: int  # bytes from a group to the next
+    block: int  # bytes from `side` outputs to the next
+    first: int = 0  # bytes before the first element of a group
+
+
+def _place(rows: Tensor, at: int, data: Tensor, order: _Order, flip: int = 0) -> None:
+    """Copy a piece's rows to outputs `at` … of packed weights. flip: bits to invert in each element."""
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    if rows.shape[1] * rows.itemsize % order.size:
+        rows = torch.nn.functional.pad(rows, (0, 1))  # pairs of an odd number of inputs
+    copy, stride = load(best()).slipway_pack_words, rows.stride(0) * rows.itemsize
+    columns = rows.shape[1] * rows.itemsize // order.size
+
+    def part(first: int, last: int) -> None:
+        copy(
+            *(order.size, rows.data_ptr() + first * stride, stride, at + first, last - first, columns, flip),
+            *(order.side, order.columns, order.group, order.block, data.data_ptr() + order.first),
+        )
+
+    threads = torch.get_num_threads() if rows.nbytes >= LARGE else 1
+    if threads == 1:
+        part(0, len(rows))
+        return
+    each = -(-len(rows) // (threads * order.side)) * order.side
+    list(_pool(threads).map(part, range(0, len(rows), each), [*range(each, len(rows), each), len(rows)]))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="packing")
 
 
 def _pack_blocks(weight: BlockWeight, form: str, tiling: Tiling, empty: Empty) -> Packed:
@@ -117,59 +193,39 @@ def _pack_groups(weight: Int8Weight | Int4Weight, form: str, tiling: Tiling, emp
     if group % 32:
         raise ValueError(f"groups of {group} inputs: compiled kernels multiply groups of a multiple of 32")
     values = _padded(weight.values, side, group)
-    zeros = weight.zeros if isinstance(weight, Int4Weight) else None
-    if form == "tiles_int4":
-        words = _halves(values, side, tiling.word4, group)
-    else:
-        words = _bytes(values, side, tiling.word8, group)
-    parts = [words, _of_groups(weight.scales, side).view(torch.uint8)]
-    if zeros is not None:
-        parts.append(_of_groups(zeros, side))
-    sizes = [math.prod(part.shape[2:]) * part.itemsize for part in parts]
-    data = empty((*words.shape[:2], sum(sizes)), torch.uint8)
-    for place, part in zip(data.split(sizes, 2), parts, strict=True):
-        place.view(part.dtype).unflatten(2, part.shape[2:]).copy_(part)
+    four = form == "tiles_int4"
+    word = tiling.word4 if four else tiling.word8
+    octets = _halves(values, word) if four else values
+    parts = [
+        (octets, word, group // 2 if four else group),
+        (_padded(weight.scales, side, 1), weight.scales.itemsize, 0),
+    ]
+    if isinstance(weight, Int4Weight) and weight.zeros is not None:
+        parts.append((_padded(weight.zeros, side, 1), 1, 0))
+    sizes = [side * (octets or size) for _, size, octets in parts]
+    blocks, groups, first = len(values) // side, values.shape[1] // group, 0
+    data = empty((blocks, groups, sum(sizes)), torch.uint8)
+    for (rows, size, octets), taken in zip(parts, sizes, strict=True):
+        order = _Order(size, side, max(1, octets // size), sum(sizes), groups * sum(sizes), first)
+        # 8-bit weights have 128 for zero
+        _place(rows, 0, data, order, flip=0 if four or not octets else 0x80808080)
+        first += taken
     return Packed(
         data,
         form,
         outputs,
         inputs,
         group=group,
-        zeros=zeros is not None,
+        zeros=len(parts) > 2,
         scale_type=weight.scales.dtype,
         order=None if weight.order is None else weight.order.to(torch.int32).contiguous(),
     )
 
 
-def _halves(values: Tensor, side: int, word: int, group: int) -> Tensor:
-    """4 bits → [outputs / side][group][pair of words][side] of `_elements`."""
-    # [output, pair, 2, input of the word]: the first word of a pair goes to the low halves of the bytes
-    pairs = values.view(len(values), -1, 2, word)
-    joined = pairs[:, :, 0] | pairs[:, :, 1] << 4
-    return _elements(joined.flatten(1), side, word).unflatten(1, (-1, group // (2 * word)))
-
-
-def _bytes(values: Tensor, side: int, word: int, group: int) -> Tensor:
-    """8 bits → [outputs / side][group][word][side] of `_elements`."""
-    unsigned = values.view(torch.uint8) ^ 128  # + 128
-    return _elements(unsigned, side, word).unflatten(1, (-1, group // word))
-
-
-def _elements(octets: Tensor, side: int, word: int) -> Tensor:
-    """[outputs, bytes] → [outputs / side][words][side], a view. Words of 4 bytes are one element each, so that they are
-    copied as such; shorter words are [side][word]."""
-    octets = octets.contiguous()
-    return _words(octets.view(torch.int32), side, 1).flatten(2) if word == 4 else _words(octets, side, word)
-
-
-def _words(weight: Tensor, side: int, word: int) -> Tensor:
-    """[outputs, inputs] → [outputs / side][inputs / word][side][word], a view."""
-    return weight.view(len(weight) // side, side, -1, word).transpose(1, 2)
-
-
-def _of_groups(values: Tensor, side: int) -> Tensor:
-    """[outputs, groups] → [outputs / side][groups][side]."""
-    return _padded(values, side, 1).view(-1, side, values.shape[1]).transpose(1, 2).contiguous()
+def _halves(values: Tensor, word: int) -> Tensor:
+    """4 bits → [outputs, bytes]: the first word of a pair goes to the low halves of its bytes."""
+    pairs = values.view(len(values), -1, 2, word)  # [output, pair, 2, input of the word]
+    return (pairs[:, :, 0] | pairs[:, :, 1] << 4).flatten(1)
 
 
 def _padded(weight: Tensor, outputs: int, inputs: int) -> Tensor:

@@ -1,0 +1,106 @@
+"""Order of packed weights, compared with a loop over every element."""
+
+import pytest
+import torch
+
+from kernels.cpu.library import Tiling
+from kernels.cpu.packing import Pieces, pack
+from kernels.quantisation import Int4Weight, Int8Weight
+
+AVX2, AVX512, AMX, BASE = (
+    Tiling("avx2", 8, 4, 4),
+    Tiling("avx512", 16, 4, 4),
+    Tiling("amx", 16, 4, 4),
+    Tiling("base", 4, 1, 1),
+)
+SHAPES = [(1, 1), (16, 32), (37, 70), (64, 131), (300, 96)]
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def by_element(weight: torch.Tensor, side: int, word: int, wide: int) -> torch.Tensor:
+    """[outputs / side][wide / word][side][word], zero where the weight has no element."""
+    outputs, inputs = weight.shape
+    found = torch.zeros(-(-outputs // side), wide // word, side, word, dtype=weight.dtype)
+    for output in range(outputs):
+        for column in range(inputs):
+            found[output // side, column // word, output % side, column % word] = weight[output, column]
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("tiling", "dtype", "side", "word"),
+    [
+        (AVX2, torch.bfloat16, 16, 1),
+        (AVX512, torch.float32, 32, 1),
+        (AMX, torch.bfloat16, 16, 2),
+        (BASE, torch.float32, 8, 1),
+    ],
+)
+def test_each_element_has_its_place(tiling, dtype, side, word, shape):
+    weight = numbers(*shape, dtype=dtype)
+    wide = shape[1] if word == 1 else -(-shape[1] // 32) * 32
+    expected = by_element(weight, side, word, wide)
+    dirty = lambda shape, dtype: torch.full(shape, 7, dtype=dtype)  # noqa: E731
+    assert torch.equal(pack(weight, tiling, None, dirty).data, expected)
+
+
+@pytest.mark.parametrize("tiling", [AVX2, AMX, BASE])
+def test_pieces_are_packed_like_the_whole_matrix(tiling):
+    """Pieces begin at any output, are strided, transposed, or of other types."""
+    whole = numbers(90, 68, dtype=torch.bfloat16)
+    strided = torch.zeros(100, 80, dtype=torch.bfloat16)
+    strided[1:70:2, 5:73] = whole[17:52]
+    pieces = [(0, whole[:17].T.contiguous().T), (17, strided[1:70:2, 5:73]), (52, whole[52:].float())]
+    packed = pack(Pieces(90, 68, torch.bfloat16, lambda: pieces), tiling)
+    assert torch.equal(packed.data, pack(whole, tiling).data)
+    device = torch.device("cpu")
+    assert torch.equal(Pieces(90, 68, torch.bfloat16, lambda: pieces).whole(torch.float32, device), whole.float())
+
+
+def test_a_large_matrix_is_packed_alike_by_any_number_of_threads():
+    weight, threads = numbers(1100, 1000), torch.get_num_threads()
+    expected = weight[:1088].view(68, 16, 1000).transpose(1, 2)
+    try:
+        for count in (1, 2, 7):
+            torch.set_num_threads(count)
+            assert torch.equal(pack(weight, AVX2).data[:68].squeeze(3), expected), f"{count} threads"
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("tiling", "word"), [(AVX2, 4), (BASE, 1)])
+@pytest.mark.parametrize("zeros", [False, True, None])
+def test_numbers_of_a_group_precede_its_scales(tiling, word, zeros):
+    """zeros None: 8 bits."""
+    outputs, inputs, group, bits = 21, 96, 32, 8 if zeros is None else 4
+    side = tiling.width * (2 if bits == 8 else 1)
+    random = torch.Generator().manual_seed(1)
+    scales = numbers(outputs, inputs // group).half()
+    points = torch.randint(0, 16, scales.shape, generator=random, dtype=torch.uint8) if zeros else None
+    if bits == 8:
+        values = torch.randint(-128, 128, (outputs, inputs), generator=random, dtype=torch.int8)
+        data = pack(Int8Weight(values, scales, group), tiling).data
+    else:
+        values = torch.randint(0, 16, (outputs, inputs), generator=random, dtype=torch.uint8)
+        data = pack(Int4Weight(values, scales, points, group), tiling).data
+    octets = group * bits // 8 * side
+    for output in range(outputs):
+        block, place = data[output // side], output % side
+        for column in range(inputs):
+            at = column % group
+            if bits == 8:
+                byte = block[column // group, at // word * side * word + place * word + at % word]
+                assert int(byte) - 128 == int(values[output, column])
+            else:
+                pair, half = at // word // 2, at // word % 2
+                byte = block[column // group, pair * side * word + place * word + at % word]
+                assert int(byte) >> 4 * half & 15 == int(values[output, column])
+        for number in range(inputs // group):
+            tail = block[number, octets:]
+            assert tail[2 * place : 2 * place + 2].view(torch.float16) == scales[output, number]
+            if points is not None:
+                assert tail[2 * side + place] == points[output, number]
