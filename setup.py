@@ -21,7 +21,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 FOLDER = Path("kernels/cpu")
-SOURCES = ("program.cpp", "linear_blocks.cpp", "pack_blocks.cpp", "pack_words.cpp")
+SOURCES = ("program.cpp", "linear_blocks.cpp", "pack_blocks.cpp", "pack_words.cpp", "quantize.cpp")
 SWITCH = "SLIPWAY_BUILD_KERNELS"
 # Files of manifests/ that become the folder appliance/demo of the wheel: `slipway serve` serves them by default.
 DEMO = ("demo.yaml", "demo/*.json", "demo/*.safetensors")

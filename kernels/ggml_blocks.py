@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.block_codes import block_codes, values_of
 from kernels.ggml_layout import LAYOUTS, layout_of
-from kernels.quantisation import row_parts, search_scales
+from kernels.quantisation import Search, row_parts, search_scales
 
 MIDDLE6 = 32  # the code of 0 in INT6
 # Integers to which the weight farthest from 0 is scaled in INT6.
@@ -45,7 +45,7 @@ class BlockWeight:
         return BlockWeight(blocks, parts[0].kind, parts[0].inputs, torch.cat(factors) if factors else None)
 
 
-def to_int6(weight: Tensor) -> BlockWeight:
+def to_int6(weight: Tensor, search: Search = search_scales) -> BlockWeight:
     """Quantize a weight, [outputs, inputs] of any floating type, to INT6. The scales are searched as for 4 bits."""
     outputs, inputs = weight.shape
     layout = LAYOUTS["INT6"]
@@ -53,7 +53,7 @@ def to_int6(weight: Tensor) -> BlockWeight:
     blocks = torch.empty((outputs, padded.shape[1] // layout.inputs, layout.bytes), dtype=torch.uint8)
     for part in row_parts(weight):
         groups = padded[part].float().unflatten(1, (-1, layout.inputs))
-        values, scales = search_scales(groups, FARTHEST6, -MIDDLE6, MIDDLE6 - 1)
+        values, scales = search(groups, FARTHEST6, -MIDDLE6, MIDDLE6 - 1)
         codes = (values + MIDDLE6).to(torch.uint8)
         low, high = codes & 15, (codes >> 4).unflatten(2, (4, 16))
         blocks[part, :, :32] = low[:, :, :32] | low[:, :, 32:] << 4

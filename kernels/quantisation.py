@@ -9,7 +9,7 @@ one scale per row would cost a language model 1 % of perplexity or more, and one
 float.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,9 @@ ROWS_AT_ONCE = 4096
 CACHED = 1 << 18  # numbers that are quantized at once on a CPU; their float32 intermediate values stay in its caches
 SMALL_BLOCK, LARGE_BLOCK = 32, 64  # activations with one scale
 MOST_OUTLIERS = 2  # activations of a block that stay in float
+
+Search = Callable[[Tensor, Sequence[float], int, int], tuple[Tensor, Tensor]]
+"""See `search_scales`."""
 
 
 @dataclass(frozen=True)
@@ -94,22 +97,23 @@ def to_int8(weight: Tensor, group: int) -> Int8Weight:
     return Int8Weight(values, scales, group)
 
 
-def to_int4(weight: Tensor, group: int) -> Int4Weight:
+def to_int4(weight: Tensor, group: int, search: Search | None = None) -> Int4Weight:
     """Round without zero points. A search over `FARTHEST` minimizes the square error of each group's scale, and each
-    candidate is refined once: to the least-squares scale for its integers."""
+    candidate is refined once: to the least-squares scale for its integers. search: default `search_scales`."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -inputs % group)) if inputs % group else weight
     values = torch.empty((outputs, inputs), dtype=torch.uint8, device=weight.device)
     scales = torch.empty((outputs, padded.shape[1] // group), dtype=torch.float16, device=weight.device)
     for part in row_parts(weight):
-        found, scales[part] = search_scales(padded[part].float().unflatten(1, (-1, group)), FARTHEST, -8, 7)
+        groups = padded[part].float().unflatten(1, (-1, group))
+        found, scales[part] = (search or search_scales)(groups, FARTHEST, -8, 7)
         values[part] = (found + 8).to(torch.uint8).flatten(1)[:, :inputs]
     return Int4Weight(values, scales, None, group)
 
 
 def search_scales(groups: Tensor, farthest: Sequence[float], low: int, high: int) -> tuple[Tensor, Tensor]:
-    """Quantize to integers from `low` to `high`. [outputs, groups, group] float32 → integers in float32 of the same
-    shape, float16 scales [outputs, groups]. farthest: see `FARTHEST`."""
+    """Quantize to integers from `low` to `high`. [outputs, groups, group] float32 → int8 of the same shape, float16
+    scales [outputs, groups]. farthest: see `FARTHEST`."""
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))[:, :, 0]
     best_values = torch.zeros_like(groups)
     best_scales = torch.zeros_like(largest, dtype=torch.float16)
@@ -123,7 +127,7 @@ def search_scales(groups: Tensor, farthest: Sequence[float], low: int, high: int
             best_scales, best_error = torch.where(better, scales, best_scales), torch.minimum(error, best_error)
             size = values.square().sum(2)
             scales = torch.where(size > 0, values.mul_(groups).sum(2) / size, 0.0).half()
-    return best_values, best_scales
+    return best_values.to(torch.int8), best_scales
 
 
 def _rounded_by(groups: Tensor, scales: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:

@@ -44,15 +44,17 @@ def _to_int8(weight: "Tensor", group: int) -> Any:
 
 
 def _to_int4(weight: "Tensor", group: int) -> Any:
+    from kernels.cpu.quantize import search_scales
     from kernels.quantisation import to_int4
 
-    return to_int4(weight, group)
+    return to_int4(weight, group, search_scales)
 
 
 def _to_int6(weight: "Tensor", group: int) -> Any:
+    from kernels.cpu.quantize import search_scales
     from kernels.ggml_blocks import to_int6
 
-    return to_int6(weight)
+    return to_int6(weight, search_scales)
 
 
 def _to_fp8(weight: "Tensor", group: int) -> Any:

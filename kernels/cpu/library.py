@@ -6,7 +6,8 @@ in VARIANTS that is compiled and that this CPU can run.
 
 import ctypes
 import platform
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -98,8 +99,13 @@ SHM_COLLECTIVE = {
     "collective_abort": "p:",
     "collective_gather": "pppn:n",
 }
-# Functions that pack weights (pack_blocks.cpp, pack_words.cpp).
-PACKING = {"pack_blocks": "npnnp:", "restore_blocks": "npnnp:", "pack_words": "npnnnnnnnnnp:"}
+# Functions that pack and quantize weights (pack_blocks.cpp, pack_words.cpp, quantize.cpp).
+PACKING = {
+    "pack_blocks": "npnnp:",
+    "restore_blocks": "npnnp:",
+    "pack_words": "npnnnnnnnnnp:",
+    "search_scales": "pnnpnnnpp:",
+}
 
 
 class MissingKernels(Exception):
@@ -120,6 +126,21 @@ def usable() -> tuple[str, ...]:
 def best() -> str:
     """Return the fastest usable variant, or torch if there is none."""
     return next(iter(usable()), "torch")
+
+
+def in_threads(threads: int, count: int, unit: int, part: Callable[[int, int], None]) -> None:
+    """Call `part` with the first and the last of `count` items plus 1, in several threads. Parts consist of whole
+    units."""
+    each = -(-count // (threads * unit)) * unit
+    if threads == 1 or each >= count:
+        part(0, count)
+    else:
+        list(_pool(threads).map(part, range(0, count, each), [*range(each, count, each), count]))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="packing")
 
 
 def load(name: str) -> ctypes.CDLL:

@@ -13,15 +13,13 @@ Outputs are padded, and inputs are padded to whole words, groups or blocks, with
 """
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Tiling, best, load
+from kernels.cpu.library import Tiling, best, in_threads, load
 from kernels.ggml_blocks import BlockWeight
 from kernels.ggml_layout import LAYOUTS, row_bytes
 from kernels.quantisation import Int4Weight, Int8Weight
@@ -155,17 +153,7 @@ def _place(rows: Tensor, at: int, data: Tensor, order: _Order, flip: int = 0) ->
             *(order.side, order.columns, order.group, order.block, data.data_ptr() + order.first),
         )
 
-    threads = torch.get_num_threads() if rows.nbytes >= LARGE else 1
-    if threads == 1:
-        part(0, len(rows))
-        return
-    each = -(-len(rows) // (threads * order.side)) * order.side
-    list(_pool(threads).map(part, range(0, len(rows), each), [*range(each, len(rows), each), len(rows)]))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="packing")
+    in_threads(torch.get_num_threads() if rows.nbytes >= LARGE else 1, len(rows), order.side, part)
 
 
 def _pack_blocks(weight: BlockWeight, form: str, tiling: Tiling, empty: Empty) -> Packed:

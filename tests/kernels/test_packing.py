@@ -1,11 +1,12 @@
-"""Order of packed weights, compared with a loop over every element."""
+"""Order of packed weights, compared with a loop over every element, and search of scales, compared with torch."""
 
 import pytest
 import torch
 
-from kernels.cpu.library import Tiling
+from kernels.cpu import quantize
+from kernels.cpu.library import Tiling, usable
 from kernels.cpu.packing import Pieces, pack
-from kernels.quantisation import Int4Weight, Int8Weight
+from kernels.quantisation import FARTHEST, Int4Weight, Int8Weight, search_scales
 
 AVX2, AVX512, AMX, BASE = (
     Tiling("avx2", 8, 4, 4),
@@ -104,3 +105,41 @@ def test_numbers_of_a_group_precede_its_scales(tiling, word, zeros):
             assert tail[2 * place : 2 * place + 2].view(torch.float16) == scales[output, number]
             if points is not None:
                 assert tail[2 * side + place] == points[output, number]
+
+
+def groups_of(size: int) -> torch.Tensor:
+    """Some groups are zero, have one number, numbers of equal size, or numbers that float16 cannot scale."""
+    groups = numbers(45, 7, size)
+    groups[3] = 0.0
+    groups[4, :, 1:] = 0.0
+    groups[5] = groups[5].sign()
+    groups[6] *= 1e-9
+    groups[7] *= 1e7
+    return groups
+
+
+@pytest.mark.parametrize("size", [32, 64, 24])
+@pytest.mark.parametrize(("farthest", "low", "high"), [(FARTHEST, -8, 7), ((-32.0, 31.5, -33.0), -32, 31)])
+def test_compiled_search_finds_the_scales_of_torch(size, farthest, low, high):
+    groups = groups_of(size)
+    values, scales = quantize.search_scales(groups, farthest, low, high)
+    expected_values, expected_scales = search_scales(groups, farthest, low, high)
+    assert values.dtype == expected_values.dtype and values.shape == expected_values.shape
+    assert (scales != expected_scales).float().mean() < 0.01
+
+    def errors(found: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        return (found.double() * of.double().unsqueeze(2) - groups).square().sum(2)
+
+    own, others = errors(values, scales), errors(expected_values, expected_scales)
+    assert (own <= others * (1 + 1e-5))[torch.isfinite(others)].all() and not own[3].any() and not scales[3].any()
+
+
+def test_each_instruction_set_finds_the_same_scales(monkeypatch):
+    """A lane is a group, so the width of registers changes nothing; a joined product and sum would."""
+    groups, found = groups_of(96), []
+    for variant in usable():
+        monkeypatch.setattr(quantize, "best", lambda variant=variant: variant)
+        found.append(quantize.search_scales(groups, FARTHEST, -8, 7))
+    assert len(found) > 1, "a native build has its variant and base"
+    for values, scales in found[1:]:
+        assert torch.equal(values, found[0][0]) and torch.equal(scales, found[0][1])
