@@ -14,13 +14,16 @@ from engine.models import (
     gemma4_media,
     gemma_media,
     glm4v,
+    idefics2,
     idefics3,
     internvl,
     kimi_vl,
     llama4_media,
     llava,
     llava_next,
+    minicpm_v,
     mistral3,
+    phi4_multimodal,
     qwen2_5_omni,
     qwen2_audio,
     qwen3_asr,
@@ -48,6 +51,9 @@ FAMILIES = (
     gemma4_media,
     aria_media,
     blip2,
+    phi4_multimodal,
+    idefics2,
+    minicpm_v,
 )
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
@@ -69,7 +75,7 @@ def with_media(model: Model, config: Mapping[str, Any]) -> Model:
 
 
 def reads_audio(architecture: str) -> bool:
-    return architecture in AUDIO or architecture in THINKERS
+    return architecture in (*AUDIO, *THINKERS, *phi4_multimodal.ARCHITECTURES, *gemma4_media.ARCHITECTURES)
 
 
 def with_towers(model: Model, *, images: bool, audio: bool) -> tuple[Model, tuple[Media, ...]]:
