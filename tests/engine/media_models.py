@@ -72,7 +72,8 @@ class Family:
         pictures = [part for part in parts if isinstance(part, Picture)]
         given: dict[str, Any] = {}
         for name in pictures[0].tensors if pictures else ():
-            given[name] = torch.cat([one.tensors[name] for one in pictures])
+            is_strip = name == "pixel_values" and "target_sizes" in pictures[0].tensors
+            given[name] = torch.cat([one.tensors[name] for one in pictures], -1 if is_strip else 0)
         ids, logprobs = list(prompt.ids), []
         for _ in range(count):
             row = self.forward(torch.tensor([ids]), len(prompt.ids), given)
@@ -314,8 +315,7 @@ def minicpm_picture(seed: int) -> Picture:
 
 def phi4_family(folder: Path) -> Family:
     torch.manual_seed(1)
-    model = phi4(**{key: value for key, value in TEXT.items() if key != "head_dim"})
-    model.config.vision_config.image_token_id = IMAGE
+    model = phi4(IMAGE, **{key: value for key, value in TEXT.items() if key != "head_dim"})
     return Family(saved(model, folder), folder)
 
 

@@ -115,9 +115,7 @@ def prompt(parts: tuple[Part | int, ...]) -> MediaPrompt:
 def family(tmp_path_factory: pytest.TempPathFactory) -> Phi4:
     folder, inner = tmp_path_factory.mktemp("phi4"), {key: value for key, value in TEXT.items() if key != "head_dim"}
     torch.manual_seed(1)
-    model = phi4(**inner)
-    for part, token in ((model.config.vision_config, IMAGE), (model.config.audio_config, AUDIO)):
-        setattr(part, "image_token_id" if token == IMAGE else "audio_token_id", token)
+    model = phi4(IMAGE, AUDIO, **inner)
     saved(model, folder)
     with torch.no_grad():
         model.lm_head.weight[AUDIO] = 0

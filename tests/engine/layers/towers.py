@@ -502,13 +502,13 @@ PHI4_EARS = {
 }
 
 
-def phi4(**text: Any) -> Any:
+def phi4(image: int = 90, audio: int = 91, **text: Any) -> Any:
     """Return a model with tiles of 4 · 4 patches, whose convolutions are all different.
 
     Its attention is `eager`: with torch's, transformers computes the tower with a causal mask if no patch is masked."""
-    eyes = {**EYES, "image_size": 16, "crop_size": 16}
+    eyes = {**EYES, "image_size": 16, "crop_size": 16, "image_token_id": image}
     inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | text
-    config = transformers.Phi4MultimodalConfig(**inner, vision_config=eyes, audio_config=PHI4_EARS)
+    config = transformers.Phi4MultimodalConfig(**inner, vision_config=eyes, audio_config={**PHI4_EARS, "audio_token_id": audio})
     model = transformers.Phi4MultimodalForCausalLM(config)
     model.set_attn_implementation("eager")
     encoder = model.model.embed_tokens_extend.audio_embed.encoder.encoder_embedding
