@@ -65,7 +65,10 @@ def shrunk(pixels: Array, factor: int, axis: int) -> Array:
         return np.take(pixels, np.arange(factor // 2, pixels.shape[axis], factor), axis)
     first = np.arange(pixels.shape[axis] // factor) * factor + factor // 2 - 2
     taps = (np.take(pixels, np.clip(first + at, 0, pixels.shape[axis] - 1), axis) for at in range(4))
-    return np.sum([tap * np.float32(weight) for tap, weight in zip(taps, HALFWAY, strict=True)], 0, dtype=np.float32)
+    found = np.zeros([edge // factor if at == axis else edge for at, edge in enumerate(pixels.shape)], np.float32)
+    for tap, weight in zip(taps, HALFWAY, strict=True):
+        found += tap * np.float32(weight)
+    return found
 
 
 @dataclass(frozen=True)

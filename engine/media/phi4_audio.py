@@ -41,7 +41,8 @@ def mel_filters(mels: int, low: float, high: float) -> Array:
     slopes = edges[None, :] - bins[:, None]
     widths = np.diff(edges)
     triangles = np.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:])
-    return np.maximum(0.0, triangles).astype(np.float32)
+    filters: Array = np.maximum(0.0, triangles).astype(np.float32)
+    return filters
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def _array(tensor: MediaTensor) -> Array:
 
 def chunks(times: Array, size: int) -> list[tuple[int, int]]:
     """Return the first and the last number, exclusive, of the positions of each piece. times: ascending."""
-    found, begin = [], 0
+    found, begin = list[tuple[int, int]](), 0
     for at, time in enumerate(times):
         if time >= (len(found) + 1) * size:
             found.append((begin, at))
@@ -106,7 +106,7 @@ def declare(files: Files, video: VideoProcessor, audio: AudioProcessor) -> Sound
     size, window = int(rate * seconds), 2 * int(files.hearing.get("n_window") or 100)
     if size < 1 or size * FRAMES % window:
         raise ValueError(
-            f"{OPTION} needs pieces of whole chunks of sound; {seconds:g} s have {size * FRAMES} frames, a chunk {window}"
+            f"{OPTION} needs pieces of whole chunks; {seconds:g} s have {size * FRAMES} frames, a chunk has {window}"
         )
     around = files.token("audio_bos_token", "<|audio_bos|>"), files.token("audio_eos_token", "<|audio_eos|>")
     return Sound(audio, video.tokens.image, around, rate, size)

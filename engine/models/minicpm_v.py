@@ -37,7 +37,8 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
     if mode not in ("4x", "16x"):
         raise CheckpointError(f"config.json: downsample_mode is {shown(mode)}; it must be 4x or 16x")
     tower = siglip_tower(config, None)
-    assert tower.positions is not None and tower.norm is not None, "SigLIP has positions and a norm"
+    norm = tower.norm
+    assert tower.positions is not None and norm is not None, "SigLIP has positions and a norm"
     tower = replace(tower, positions=replace(tower.positions, fit="nearest", quotients=True))
     assert isinstance(tower.patches, Patches), "SigLIP reads images"
     patches = replace(tower.patches, flat=True, strip=True)
@@ -51,7 +52,7 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
             hidden=tower.hidden,
             heads=eyes.heads,
             intermediate_size=SIDE**2 * eyes.intermediate_size,
-            eps=tower.norm.eps,
+            eps=norm.eps,
             side=SIDE,
             name=join(TOWER, "vit_merger"),
         )
@@ -61,7 +62,7 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
             layers=join(TOWER, tower.layers),
             first=first,
         )
-        steps = (window, *((rest,) if rest.blocks else ()), named(tower.norm, join(TOWER, tower.norm.name)))
+        steps = (window, *((rest,) if rest.blocks else ()), named(norm, join(TOWER, norm.name)))
         tower = replace(tower, blocks=tower.blocks[:first], taken=(first,), norm=None)
     else:
         tower = replace(tower, unread=(*tower.unread, "vit_merger."))

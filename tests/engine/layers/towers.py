@@ -508,7 +508,8 @@ def phi4(image: int = 90, audio: int = 91, **text: Any) -> Any:
     Its attention is `eager`: with torch's, transformers computes the tower with a causal mask if no patch is masked."""
     eyes = {**EYES, "image_size": 16, "crop_size": 16, "image_token_id": image}
     inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | text
-    config = transformers.Phi4MultimodalConfig(**inner, vision_config=eyes, audio_config={**PHI4_EARS, "audio_token_id": audio})
+    ears = {**PHI4_EARS, "audio_token_id": audio}
+    config = transformers.Phi4MultimodalConfig(**inner, vision_config=eyes, audio_config=ears)
     model = transformers.Phi4MultimodalForCausalLM(config)
     model.set_attn_implementation("eager")
     encoder = model.model.embed_tokens_extend.audio_embed.encoder.encoder_embedding
