@@ -75,9 +75,9 @@ def _from_strip(patches: Patches, pixels: Tensor) -> Tensor:
 
 
 def masked_rows(tower: Tower, item: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Grid, ...], tuple[Grid, ...]]:
-    """Return the pixels of the patches of an image in tiles, [patches, pixels], the grids of its tiles, which are
-    completed to squares (`Tower.completed`), and the grids of what is not masked. Raises ValueError for tensors that
-    the tower does not read."""
+    """Return the pixels of the patches of an image in tiles, [patches, pixels], the grids of its tiles, and the grids
+    of unmasked patches. The former are completed to squares (`Tower.completed`). Raises ValueError for tensors that the
+    tower does not read."""
     patches, side = tower.patches, tower.completed
     assert isinstance(patches, Patches), "spectrograms have no patches"
     if any(name not in item for name in MASKED):

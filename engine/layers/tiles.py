@@ -48,8 +48,8 @@ def pooled_frames(x: Tensor, grids: Sequence[Grid], newline: Tensor) -> Tensor:
 
 
 def tile_layout(item: Mapping[str, Tensor], count: int) -> tuple[int, int]:
-    """Return the rows and columns of an image's tiles, of which there are `count`, the scaled-down image included.
-    Raises ValueError for another number."""
+    """Return the rows and columns of an image's tiles. count: tiles, including the scaled-down image. Raises ValueError
+    if the size of the image implies another number."""
     if "image_sizes" not in item:
         raise ValueError(f"an item of media has {', '.join(item)}; the tower reads image_sizes too")
     high, wide = (int(one) for one in item["image_sizes"].flatten().tolist())

@@ -81,7 +81,7 @@ class _Read:
 
     rows: Tensor
     grids: tuple[Grid, ...]
-    kept: tuple[Grid, ...] = ()  # grids of what is not masked, if the item has masks
+    kept: tuple[Grid, ...] = ()  # grids of unmasked patches, if the item has masks
     layout: tuple[int, int] = (0, 0)  # rows and columns of its tiles, if it has masks
 
 
@@ -212,7 +212,7 @@ class TowerModel:
         return self.media.tower.keeps_class and not self.media.is_vector and not self.heads
 
     def _features(self, pixels: Tensor, grids: Sequence[Grid], kept: Sequence[Grid]) -> Tensor:
-        """Return the features of the patches, [patches, width of the features]. kept: grids of what is not masked;
+        """Return the features of the patches, [patches, width of the features]. kept: grids of unmasked patches;
         empty without masks."""
         tower, device = self.media.tower, self.target.device
         patches = self.program.patches

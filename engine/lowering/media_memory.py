@@ -133,7 +133,7 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
         block = 4 * patches.intermediate_size + (8 + 2 * patches.multiplier) * patches.hidden
         return patches.mels * patches.reduction + 2 * first + block + 3 * patches.heads * patches.window
     if isinstance(patches, LocalConformer):
-        # As above; keys and values of the windows of all positions are copied.
+        # The first convolution counts twice, as above. Keys and values are copied for each window.
         first = 2 * 2 * patches.bands * patches.channels[0]
         block = (4 * 4 + 8 + 4 * patches.window) * patches.hidden
         return 16 * patches.bands + 2 * first + block

@@ -30,15 +30,15 @@ HALFWAY = (-0.09375, 0.59375, 0.59375, -0.09375)
 
 @lru_cache(maxsize=8)
 def grids_of(most: int) -> tuple[tuple[int, int], ...]:
-    """Return columns and rows of all grids of at most `most` tiles, smaller ones first, in the order of transformers:
-    that of a set, for grids with one number of tiles."""
+    """Return columns and rows of all grids of at most `most` tiles, smaller grids first. Grids with the same number of
+    tiles are in the order of a Python set, as in transformers."""
     found = {(i, j) for n in range(1, most + 1) for i in range(1, n + 1) for j in range(1, n + 1) if i * j <= most}
     return tuple(sorted(found, key=lambda grid: grid[0] * grid[1]))
 
 
 def best_grid(width: int, height: int, edge: int, most: int) -> tuple[int, int]:
-    """Return columns and rows of tiles, at most `most`, whose aspect ratio is closest to the image's; of several the
-    last one that the image fills to a half."""
+    """Return the columns and rows of at most `most` tiles whose aspect ratio is closest to the image's. Among equal
+    ratios, return the last grid of which the image fills at least half."""
     best, least = (1, 1), float("inf")
     for columns, rows in grids_of(most):
         difference = abs(width / height - columns / rows)
@@ -59,8 +59,8 @@ class Fitted:
 
 
 def shrunk(pixels: Array, factor: int, axis: int) -> Array:
-    """Return every factor-th place of an axis by bicubic interpolation without antialiasing, float32. Centres of places
-    are centres of pixels, or lie between two of them."""
+    """Shrink an axis by a whole factor: bicubic interpolation without antialiasing, float32. An odd factor selects
+    pixels; an even factor interpolates halfway between two pixels."""
     if factor % 2:
         return np.take(pixels, np.arange(factor // 2, pixels.shape[axis], factor), axis)
     first = np.arange(pixels.shape[axis] // factor) * factor + factor // 2 - 2

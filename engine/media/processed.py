@@ -20,7 +20,7 @@ class Tokens:
     image: str
     """Token that represents one embedding of the tower in the expanded prompt."""
     number: tuple[str, str] | None = None
-    """Texts before and after the number of an item among those of its kind in a prompt, which precedes the item."""
+    """Texts around the number that precedes each item; numbers start from 0 in each prompt, for each kind of item."""
     rewrites: tuple[tuple[str, str], ...] = ()
     """Patterns and their replacements, which are applied in order to an expanded prompt."""
     beside_images: bool = False

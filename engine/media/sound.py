@@ -1,8 +1,7 @@
-"""Videos with their sound (Qwen2.5-Omni): pieces of the video and of its sound take turns in the prompt.
+"""Videos with their sound (Qwen2.5-Omni): pieces of the video and of its sound alternate in the prompt.
 
-A piece has the frames, or the sound, of `seconds_per_chunk`. It is an item of its own: frames do not attend to one
-another, and neither do chunks of sound, so embeddings are those of the whole. Source: transformers
-processing_qwen2_5_omni.py.
+A piece covers `seconds_per_chunk` and is a separate item for the engine. Frames do not attend to one another, and
+chunks of sound do not either, so division does not change embeddings. Source: transformers processing_qwen2_5_omni.py.
 """
 
 from collections.abc import Mapping

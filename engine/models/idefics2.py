@@ -48,7 +48,7 @@ def _perceiver(config: Mapping[str, Any], hidden: int, text: Config, rows: int) 
     """rows: patches of an image of the usual size."""
     inner = config.get("perceiver_config")
     c = Config.of(inner if isinstance(inner, dict) else {}, **_PERCEIVER)
-    # Defaults for another width than that of the text model are replaced by the text model's settings.
+    # transformers replaces a width that differs from the text model's, and its eps, by the text model's settings.
     eps = (c if c.hidden == hidden else text).number("rms_norm_eps")
     heads, kv_heads = c.whole("resampler_n_heads"), c.whole("num_key_value_heads")
     if heads % kv_heads:

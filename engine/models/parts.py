@@ -852,16 +852,18 @@ class ChunkedAudio:
 @declared(frozen=True, kw_only=True)
 class Conformer:
     """Encoder of a log-mel spectrogram [frames, mels] with convolutions in its blocks (arXiv:2005.08100, as changed for
-    Phi-4): x = W conv((spectrogram - mean) · scale), where convolutions of 3 · 3 with a stride of 2 divide the frames
-    by `reduction`, and in each block
+    Phi-4): x = W conv((spectrogram - mean) · scale). Convolutions of 3 · 3 with a stride of 2 divide the number of
+    frames by `reduction`. In each block:
 
-    x = x + ½ mlp(x);  x = x + attention(norm(x));  x = x + convolution(x);  x = norm(x + ½ mlp(x)).
+    x = x + ½ mlp(x);  x = x + attention(norm(x));  x = x + convolution(x);  x = norm(x + ½ mlp(x))
 
-    An MLP is down(up y · act(gate y)) of y = norm(x). A convolution is W₃ act(W₂ c) of y = norm(x), where c are
-    convolutions of each channel, over `kernel` positions up to the own one, of (W₁ y + b₁) · act(W₀ y + b₀). The scores
-    of attention have a learned bias of each head for the distance between positions, up to `distances`. Attention is
-    among `window` positions, of which the last ones are filled with zeros if there are several windows. Every rank
-    computes the encoder completely."""
+    mlp          down(up y · act(gate y)), y = norm(x)
+    convolution  W₃ act(W₂ c), where c convolves each channel of (W₁ y + b₁) · act(W₀ y + b₀) over the last `kernel`
+                 positions, y = norm(x)
+    attention    among `window` positions, with a learned bias of each head for each distance up to `distances`; zeros
+                 fill the last of several windows
+
+    Every rank computes the encoder completely."""
 
     mels: int
     hidden: int
@@ -898,11 +900,11 @@ class Conformer:
 
 @declared(frozen=True, kw_only=True)
 class LocalConformer:
-    """Conformer with local attention (arXiv:2303.01037, as changed for Gemma 4): x = W conv(spectrogram), where two
-    convolutions of 3 · 3 with a stride of 2 are each followed by a norm of the channels and ReLU, and in each block
+    """Conformer with local attention (arXiv:2303.01037, as changed for Gemma 4): x = W conv(spectrogram), where a norm of the
+    channels and ReLU follow each of two convolutions of 3 · 3 with a stride of 2. In each block:
 
     x = x + scale · after(mlp(before(x)));  x = x + after(attention(before(x)));
-    x = x + convolution(x);  x = x + scale · after(mlp(before(x)));  x = norm(x).
+    x = x + convolution(x);  x = x + scale · after(mlp(before(x)));  x = norm(x)
 
     A position attends to itself and `window` - 1 positions before it. A score is q · k + q · r for the projection r of
     sines and cosines of the distance, within ± `softcap`. A convolution is W₂ act(norm(c)), where c are convolutions of
@@ -1157,8 +1159,8 @@ class Tower:
     standard: tuple[str, str] | None = None  # names of b and s; features are replaced by (factor · x - b) · s (Gemma 4)
     factor: float = 1.0  # of `standard`
     completed: int = 0
-    """If not 0, images have masks of their patches. What is not masked is completed to squares of this many patches:
-    the patches beyond the mask attend to the others, which do not attend to them (Phi-4)."""
+    """Side of squares of patches, for images with masks of their patches; 0: images have no masks. The unmasked part is
+    completed to whole squares. The added patches attend to unmasked patches, and no patch attends to them (Phi-4)."""
     unread: tuple[str, ...] = ()
 
     @property

@@ -53,7 +53,7 @@ def prompt_positions(tokens: int, items: tuple[MediaItem, ...], declared: GridPo
             following, at = int(places.max()) + 1, first + count
             continue
         if item.modality == "audio":
-            continue  # its positions are those of text
+            continue  # it has positions of text
         if base is not None:
             own = _text(item.spans[0][0] - at, True, False)
             found[at : at + len(own)] = (following + own)[:, None]

@@ -1,4 +1,4 @@
-"""Gemma 4 with audio: processor and replies equal transformers' for clips of several lengths, beside images."""
+"""Compare audio clips of Gemma 4 with transformers: the processor, and replies to prompts with clips and images."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ def extractor() -> Gemma4AudioFeatureExtractor:
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    """The tokens of an image attend to one another, those of a clip do not. Limits of projections are narrow."""
+    """Tokens of images attend to one another, tokens of clips are causal. Projections have narrow limits."""
     folder = tmp_path_factory.mktemp("gemma4-audio")
     made = gemma4(folder, EARS, hidden_size_per_layer_input=6, use_bidirectional_attention="vision")
     with torch.no_grad():

@@ -130,7 +130,7 @@ PARTS: tuple[tuple[Part | int, ...], ...] = (
     (2, clip(30), 1),
     (1, clip(30), picture(1, 1, 4, 3), 2, clip(9), 1),
 )
-"""Text, one image, several, a clip, clips beside an image."""
+"""Prompts with no item, one image, several images, a clip, and clips beside an image."""
 
 
 @pytest.mark.parametrize("kernels", ("torch", best()))
@@ -148,7 +148,7 @@ def test_replies_equal_those_of_transformers(family: Phi4, kernels: str) -> None
 
 
 def test_adapters_for_a_modality_equal_merged_weights(family: Phi4, tmp_path: Path) -> None:
-    """As Microsoft's adapters for images and speech: all projections of the text model, which requests select."""
+    """The adapters change the same projections as Microsoft's adapters for images and speech. Requests select them."""
     targets = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     pairs = random_pairs(family.model, targets, chosen=lambda name: name.startswith("model.layers."))
     merged = Phi4(copy.deepcopy(family.model), family.folder)

@@ -296,7 +296,7 @@ def test_sound_of_a_video_is_read_if_the_request_wants_it(form: str, tmp_path: P
     wanted = '{"use_audio_in_video": true}'
     plain, found = read(loud), read(loud, wanted)
     assert not plain.parts and plain.text == "<|VIDEO|>" and read(silent, wanted) == read(silent)
-    # 5 s of video are 5 pairs of frames, of which each piece has 2; 2.5 s of sound are 62 tokens.
+    # The video has 5 pairs of frames in 5 s, 2 in each piece. The sound has 62 tokens in 2.5 s.
     assert found.text == "<|audio_bos|><|VIDEO|><|AUDIO|><|VIDEO|><|AUDIO|><|VIDEO|><|audio_eos|>"
     each = plain.runs[0] // 5
     assert found.runs == (2 * each, 50, 2 * each, 12, each)

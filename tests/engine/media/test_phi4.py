@@ -150,7 +150,7 @@ def test_short_clips_and_other_settings_of_audio_are_refused(folder: Path) -> No
 
 
 def test_clips_of_prompts_with_images_are_other_items() -> None:
-    """Their embeddings differ, so neither embeddings nor pages may be shared with those of prompts without images."""
+    """The embeddings differ, so prompts with and without images must not share embeddings or pages."""
     tensor = MediaTensor("int64", (1,), bytes(8))
     known = {
         "image": Known(Tokens("<i>", "<i>"), 1),

@@ -161,7 +161,7 @@ def test_quarters_of_idefics2_equal_transformers(tmp_path: Path) -> None:
 
 
 def test_images_of_minicpm_v_are_numbered(tmp_path: Path) -> None:
-    """As MiniCPMV4_6Processor._prepend_local_ids does: from 0, in each prompt."""
+    """Numbers start from 0 in each prompt and equal those of `MiniCPMV4_6Processor._prepend_local_ids`."""
     path = write("minicpmv4_6", tmp_path) / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"use_image_id": True}))
     processor, texts = processor_of(tmp_path), list[str]()
