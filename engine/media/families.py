@@ -91,7 +91,8 @@ AUDIO_FAMILIES = {
 ANY_SIZE = frozenset(("glm4v", "glm4v_video", "idefics2", "idefics3", "pixtral", "qwen_video", "qwen_vl", "siglip2"))
 """Modules of models that read images of any size, so that a request may replace `size`. The towers of others read only
 the size of the checkpoint's settings."""
-
+SOME_WITH_AUDIO = frozenset(("gemma4",))
+"""Model types of which some checkpoints have no tower for audio."""
 WITH_SOUND = "use_audio_in_video"
 """Option of requests: videos have their sound."""
 
@@ -151,6 +152,7 @@ def _modules(files: Files) -> dict[Modality, str]:
         found["image"] = image
     if files.video and kind in VIDEO_FAMILIES:
         found["video"] = VIDEO_FAMILIES[kind]
-    if files.audio and kind in AUDIO_FAMILIES:
+    has_audio = kind not in SOME_WITH_AUDIO or isinstance(files.config.get("audio_config"), Mapping)
+    if files.audio and kind in AUDIO_FAMILIES and has_audio:
         found["audio"] = AUDIO_FAMILIES[kind]
     return found

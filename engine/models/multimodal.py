@@ -74,8 +74,11 @@ def with_media(model: Model, config: Mapping[str, Any]) -> Model:
     return replace(model, embed=replace(embed, positions_last=embed.positions is not None), media=media)
 
 
-def reads_audio(architecture: str) -> bool:
-    return architecture in (*AUDIO, *THINKERS, *phi4_multimodal.ARCHITECTURES, *gemma4_media.ARCHITECTURES)
+def reads_audio(architecture: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a model has a tower for audio clips. Some models of Gemma 4 have none."""
+    if architecture in gemma4_media.ARCHITECTURES:
+        return isinstance(config.get("audio_config"), Mapping)
+    return architecture in (*AUDIO, *THINKERS, *phi4_multimodal.ARCHITECTURES)
 
 
 def with_towers(model: Model, *, images: bool, audio: bool) -> tuple[Model, tuple[Media, ...]]:

@@ -149,6 +149,17 @@ def test_towers_can_be_left_out(family: Family) -> None:
         check(llm.generate(prompt(3, sound, 2), greedy(3))[0], reply(family, (700,), 3, sound, 2, count=3))
 
 
+def test_models_without_a_tower_for_audio_read_none(family: Family, tmp_path: Path) -> None:
+    """Such as the larger models. Their checkpoints have the same preprocessor_config.json."""
+    config = json.loads((family.folder / "config.json").read_text()) | {"audio_config": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 4}')
+    assert read_processors(tmp_path).audio is None and read_processors(tmp_path).image is not None
+    found = read_checkpoint(tmp_path, weights=False)
+    assert found.model.media is not None and found.model.media.modalities == ("image", "video")
+    assert read_checkpoint(tmp_path, weights=False, task=TaskConfig(images=False)).model.media is None
+
+
 def test_wrong_tensors_fail_their_request_alone(family: Family) -> None:
     good = prompt(3, processed(family, 700), 2)
     wrong = MediaItem(
@@ -165,7 +176,7 @@ def test_wrong_tensors_fail_their_request_alone(family: Family) -> None:
 def test_short_clips_and_other_settings_are_refused(family: Family, tmp_path: Path) -> None:
     with pytest.raises(MediaError, match="shorter"):
         processed(family, 160)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4", "audio_config": EARS}))
     for settings, message in (
         ({"fft_overdrive": True}, "fft_overdrive is True"),
         ({"per_bin_mean": [1.0]}, "per_bin_mean"),
