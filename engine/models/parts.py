@@ -900,7 +900,7 @@ class Conformer:
 
 @declared(frozen=True, kw_only=True)
 class LocalConformer:
-    """Conformer with local attention (arXiv:2303.01037, as changed for Gemma 4): x = W conv(spectrogram), where a norm of the
+    """Conformer with local attention (arXiv:2303.01037, as changed for Gemma 4): x = W conv(spectrogram). A norm of the
     channels and ReLU follow each of two convolutions of 3 · 3 with a stride of 2. In each block:
 
     x = x + scale · after(mlp(before(x)));  x = x + after(attention(before(x)));
