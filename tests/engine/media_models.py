@@ -1,5 +1,6 @@
 """Tiny multimodal checkpoints of transformers, prompts with images for them, and the replies of transformers."""
 
+import copy
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,9 @@ DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_hea
 
 
 def qwen(folder: Path, name: str, eyes: dict[str, Any], **text: Any) -> Family:
-    inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | {"rope_parameters": SECTIONS} | text
+    # transformers adds defaults to the dicts that it gets.
+    own = copy.deepcopy({"rope_parameters": SECTIONS} | text)
+    inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | own
     config = getattr(transformers, f"{name}Config")(text_config=inner, vision_config=eyes, image_token_id=IMAGE)
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     return Family(saved(model, folder), folder, types="mm_token_type_ids")

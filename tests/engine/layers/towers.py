@@ -1,5 +1,6 @@
 """Tiny random checkpoints of multimodal families, items, and their embeddings as transformers computes them."""
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -91,7 +92,8 @@ GRIDS = ((1, 4, 6), (2, 2, 8), (1, 10, 4))
 
 def qwen(name: str, eyes: dict[str, Any], **text: Any) -> Case:
     def make() -> Any:
-        inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | text
+        # transformers adds defaults to the dicts that it gets.
+        inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | copy.deepcopy(text)
         config = getattr(transformers, f"{name}Config")(text_config=inner, vision_config=eyes)
         return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
