@@ -141,10 +141,10 @@ def declare(files: Files) -> Processor:
     settings, token = files.settings(DEFAULTS), files.token("image_token", "<|image|>")
     high, wide = read_square(settings["size"])
     patch, most = int(settings["patch_size"]), int(settings["dynamic_hd"])
-    if high != wide or patch < 1 or high % (2 * patch) or not 1 <= most <= MAX_TILES:
-        raise ValueError(
-            f"size must be a square of an even number of patches of patch_size, and dynamic_hd from 1 to {MAX_TILES}"
-        )
+    if high != wide or patch < 1 or high % (2 * patch):
+        raise ValueError("size must be a square of an even number of patches of patch_size")
+    if not 1 <= most <= MAX_TILES:
+        raise ValueError(f"dynamic_hd is {most}; it must be 1 to {MAX_TILES}")
     if int(settings["resample"]) != BICUBIC:
         raise ValueError(f"resample is {settings['resample']}; supported is {int(BICUBIC)}, bicubic")
     return Phi4(Tokens(token, token), high, patch, most, read_normalisation(settings))
