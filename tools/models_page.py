@@ -98,11 +98,12 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 | `AriaForConditionalGeneration` | SigLIP, images of any size; learned queries attend to its features | Aria |
 | `Blip2ForConditionalGeneration` | tower with a class token; Q-Former | BLIP-2 with OPT |
 | `Gemma3ForConditionalGeneration` | SigLIP; mean of squares of patches | Gemma 3 (4B, 12B, 27B) |
-| `Gemma4ForConditionalGeneration` | images of any size; mean of squares of patches | Gemma 4, without audio |
+| `Gemma4ForConditionalGeneration` | images of any size; mean of squares of patches; a Conformer for audio | Gemma 4 |
 | `Glm46VForConditionalGeneration` | images of any size; a convolution joins squares of patches | GLM-4.6V |
 | `Glm4vForConditionalGeneration` | the same | GLM-4.1V, GLM-4.6V-Flash |
 | `Glm4vMoeForConditionalGeneration` | the same | GLM-4.5V, GLM-4.6V |
 | `GlmOcrForConditionalGeneration` | the same, with norms of queries and keys | GLM-OCR |
+| `Idefics2ForConditionalGeneration` | SigLIP, images of any size; perceiver resampler | Idefics2 |
 | `Idefics3ForConditionalGeneration` | SigLIP for tiles; patches are joined | Idefics3 |
 | `InternVLForConditionalGeneration` | InternViT for tiles; patches are joined | InternVL 2.5 and 3 (-hf) |
 | `KimiVLForConditionalGeneration` | MoonViT, images of any size | Kimi-VL |
@@ -111,8 +112,11 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 | `LlavaForConditionalGeneration` | CLIP, SigLIP or Pixtral; two layers | LLaVA 1.5, Pixtral 12B |
 | `LlavaNextForConditionalGeneration` | CLIP or SigLIP for tiles; two layers | LLaVA-NeXT, Granite Vision |
 | `LlavaOnevisionForConditionalGeneration` | SigLIP for tiles; two layers | LLaVA-OneVision |
+| `MiniCPMOcrForConditionalGeneration` | SigLIP, images of any size; squares are joined | MiniCPM-OCR |
+| `MiniCPMV4_6ForConditionalGeneration` | the same, with a merge between two blocks | MiniCPM-V 4.6 |
 | `Mistral3ForConditionalGeneration` | Pixtral; squares of patches are joined | Mistral Small 3.1, Ministral 3 |
 | `PaliGemmaForConditionalGeneration` | SigLIP; one layer | PaliGemma 1 and 2 |
+| `Phi4MultimodalForCausalLM` | SigLIP for tiles; two layers; a Conformer for audio | Phi-4-multimodal |
 | `Qwen2AudioForConditionalGeneration` | audio clips: Whisper's encoder; means of pairs of states | Qwen2-Audio |
 | `Qwen2_5OmniForConditionalGeneration` | also audio: Qwen2.5-VL's tower, and an encoder of chunks | Qwen2.5-Omni |
 | `Qwen2VLForConditionalGeneration` | images and videos of any size; squares are joined | Qwen2-VL |
@@ -129,7 +133,8 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
 - The names of tensors may have the prefixes of older and newer exports, such as `vision_tower.` and
   `model.vision_tower.`. Blocks after the feature layer (`vision_feature_layer`) are not loaded.
 - A tower runs with the compiled kernels of a CPU, or with torch. Its matrices are kept in their stored type, and are
-  not quantized at load.
+  not quantized at load. Conformers, Q-Formers, resamplers and the tower of Phi-4-multimodal, whose tiles have masks,
+  run with torch.
 - With `parallelism.tensor`, each rank has the complete tower, and ranks divide the items of a step: two images of one
   prompt are computed at the same time.
 - With `model.text_only: true`, the tower is not loaded. With `model.media.encoder_only: true`, only the tower is
@@ -159,11 +164,12 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | `llama` | `LlamaForCausalLM` | LLaVA and others |
 | `llama4_text` | `Llama4ForCausalLM` | Llama 4 |
 | `ministral3` | `Ministral3ForCausalLM` | Ministral 3 |
-| `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
+| `mistral` | `MistralForCausalLM` | Mistral Small 3.1, Idefics2 and others |
+| `phi4_multimodal` (no `text_config`) | `Phi3ForCausalLM` | Phi-4-multimodal |
 | `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text`, `qwen2_5_omni_text` | `Qwen2ForCausalLM` | Qwen2-VL and others |
 | `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |
 | `qwen3_moe`, `qwen3_vl_moe_text`, `qwen3_omni_moe_text` | `Qwen3MoeForCausalLM` | Qwen3-VL with experts and others |
-| `qwen3_5_text` | `Qwen3_5ForCausalLM` | Qwen3.5 |
+| `qwen3_5_text` | `Qwen3_5ForCausalLM` | Qwen3.5, MiniCPM-V 4.6 |
 | `qwen3_5_moe_text` | `Qwen3_5MoeForCausalLM` | Qwen3.5 with experts |
 
 ## Speech models

@@ -18,7 +18,7 @@ from appliance.media.job import Job, JobLimits
 from appliance.media.part import DONE, EXHAUSTED, REFUSED
 from appliance.runtime.limited_processes import limit_resources, serve
 from engine.api.media import Modality
-from engine.media.audio import AudioError, TooLong, read_audio
+from engine.media.audio import AudioError, TooLong, has_sound, read_audio
 from engine.media.decode import Limits, decode
 from engine.media.embeddings import Outline, SizeLimits, outline_of, read
 from engine.media.families import Processors, read_processors
@@ -31,6 +31,7 @@ IMAGES = (b"\xff\xd8\xff", b"\x89PNG")
 LIMITS = {
     "samples": "The server's limit is limits.max_audio_seconds.",
     "audio": "The limit is that of the model, or limits.media.seconds.",
+    "video": "The limit is that of the model, or limits.media.seconds.",
 }
 
 
@@ -72,7 +73,11 @@ class Worker:
                 if len(job.files) > 1 or job.files[0].startswith(IMAGES):
                     return process_video(processors.video, frame_list(job.files, self._video), self._limits.frames)
                 with open_video(job.files[0], self._video) as clip:
-                    return process_video(processors.video, clip, self._limits.frames)
+                    video = process_video(processors.video, clip, self._limits.frames)
+                if processors.sound is None or not has_sound(job.files[0]):
+                    return video
+                most = min(self._limits.seconds, processors.sound.audio.max_seconds)
+                return processors.sound.joined(video, read_audio(job.files[0], max_seconds=most))
             case "audio":
                 assert processors.audio is not None, "the gateway refuses audio otherwise"
                 most = min(job.seconds or self._limits.seconds, processors.audio.max_seconds)

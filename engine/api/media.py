@@ -8,6 +8,13 @@ Modality = Literal["image", "video", "audio"]
 EMBEDDINGS = "embeddings"
 """Name of the tensor of an item whose embeddings another service computed: [tokens, width] float32."""
 
+BESIDE_IMAGES = "beside_images"
+"""Name of a tensor of clips in prompts with images, if their embeddings then differ (Phi-4-multimodal)."""
+
+INTERLEAVED = "interleaved"
+"""Name of a tensor of the pieces of a video with its sound, [1] int64: the number of the first pair of frames, or of
+the first token of sound. Positions of the pieces, which take turns, are counted from the same one (Qwen2.5-Omni)."""
+
 
 class MediaTensor(msgspec.Struct, frozen=True):
     """An array in row-major order."""

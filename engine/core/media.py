@@ -37,7 +37,12 @@ class MediaLimits:
         """Return the spans whose last positions a single step computes, because attention in them is bidirectional."""
         match self.attention:
             case "item":
-                return tuple((first, first + count) for item in submit.media for first, count in item.spans)
+                return tuple(
+                    (first, first + count)
+                    for item in submit.media
+                    if item.modality != "audio"
+                    for first, count in item.spans
+                )
             case "prefix":
                 return ((0, len(submit.prompt)),)
         return ()

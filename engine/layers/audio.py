@@ -6,13 +6,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from engine.layers.conformer import CONFORMER_SPECTROGRAM, SPECTROGRAM, ConformerLayer, LocalConformerLayer
 from engine.layers.linear import Read, Target
 from engine.layers.patches import Grid
-from engine.models.parts import AudioEmbedding, ChunkedAudio
+from engine.models.parts import AudioEmbedding, ChunkedAudio, Conformer, LocalConformer
 from engine.models.sources import join
 
-SPECTROGRAM = "input_features"
-"""Tensor of items that are audio clips."""
+SPECTROGRAMS = (SPECTROGRAM, CONFORMER_SPECTROGRAM)
+"""Tensors of items that are audio clips."""
 
 
 class AudioLayer:
@@ -101,6 +102,9 @@ class ChunkedAudioLayer:
         return rows, tuple((1, 1, size) for size in sizes)
 
 
+AudioInput = AudioLayer | ChunkedAudioLayer | ConformerLayer | LocalConformerLayer
+
+
 def sinusoids(count: int, width: int) -> Tensor:
     """Return sines and cosines of positions, [count, width] fp32: of p · 10000^(-i / (width / 2 - 1))."""
     half = width // 2
@@ -109,8 +113,16 @@ def sinusoids(count: int, width: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), 1)
 
 
-def audio_layer(part: AudioEmbedding | ChunkedAudio, root: str) -> AudioLayer | ChunkedAudioLayer:
-    return AudioLayer(part, root) if isinstance(part, AudioEmbedding) else ChunkedAudioLayer(part, root)
+def audio_layer(part: AudioEmbedding | ChunkedAudio | Conformer | LocalConformer, root: str) -> AudioInput:
+    match part:
+        case AudioEmbedding():
+            return AudioLayer(part, root)
+        case ChunkedAudio():
+            return ChunkedAudioLayer(part, root)
+        case Conformer():
+            return ConformerLayer(part, root)
+        case LocalConformer():
+            return LocalConformerLayer(part, root)
 
 
 def chunk_rows(layer: AudioLayer, item: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, tuple[Grid, ...]]:

@@ -105,6 +105,7 @@ def _tower_tensors(towers: Towers | None) -> Iterator[tuple[str, Tensor]]:
             tower.class_token,
             tower.newline,
             *tower.standard,
+            *(tensor for both in tower.ends.values() for tensor in both),
             *(() if tower.audio is None else tower.audio.tensors),
         )
         heads = (tensor for head in tower.heads.values() for tensor in head.tensors)

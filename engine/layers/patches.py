@@ -15,7 +15,7 @@ from engine.models.media import GridRope, Patches, PatchPositions, Tower
 from kernels.rope import rope_angles
 
 Grid = tuple[int, int, int]
-GRIDS = ("image_grid_thw", "video_grid_thw", "image_grid_hws", "grid_thws", "spatial_shapes")
+GRIDS = ("image_grid_thw", "video_grid_thw", "image_grid_hws", "grid_thws", "spatial_shapes", "target_sizes")
 INTERPOLATION: dict[str, dict[str, Any]] = {
     "bicubic": {"mode": "bicubic"},
     "bilinear": {"mode": "bilinear", "antialias": True},
@@ -23,6 +23,8 @@ INTERPOLATION: dict[str, dict[str, Any]] = {
 }
 VIDEO = "pixel_values_videos"
 PIXELS = ("pixel_values", VIDEO)
+MASKED = ("image_pixel_values", "image_attention_mask")
+"""Pixels of tiles and the masks of their patches."""
 PLACES = ("image_position_ids", "video_position_ids")
 """Column and row of each patch; -1 for padding."""
 
@@ -44,20 +46,72 @@ def pixel_rows(tower: Tower, item: Mapping[str, Tensor], *, cropped: bool) -> tu
             raise ValueError(f"an item of media has {', '.join(item)}; the tower reads the grid {' or '.join(GRIDS)}")
         listed = sizes.reshape(-1, sizes.shape[-1]).tolist()
         grids = tuple((1, *map(int, one)) if len(one) == 2 else tuple(map(int, one)) for one in listed)
-        return pixels.reshape(-1, patches.pixels), grids  # type: ignore[return-value]
+        rows = _from_strip(patches, pixels) if patches.strip else pixels.reshape(-1, patches.pixels)
+        return rows, grids  # type: ignore[return-value]
     mask = item.get("pixel_attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ValueError("an item of media has padded pixels; resize the image to whole tiles")
     images = pixels.reshape(-1, *pixels.shape[-3:])
     sizes = item.get("image_sizes") if cropped else None
     shapes = [images.shape[-2:]] * len(images) if sizes is None else sizes.reshape(-1, 2).tolist()
-    size, rows, grids_of = patches.size, [], []
+    size, made, grids_of = patches.size, list[Tensor](), list[Grid]()
     for image, (height, width) in zip(images, shapes, strict=True):
         high, wide = int(height) // size, int(width) // size
         cut = image[:, : high * size, : wide * size].reshape(-1, high, size, wide, size)
-        rows.append(cut.permute(1, 3, 0, 2, 4).reshape(high * wide, patches.pixels))
+        made.append(cut.permute(1, 3, 0, 2, 4).reshape(high * wide, patches.pixels))
         grids_of.append((1, high, wide))
-    return torch.cat(rows), tuple(grids_of)
+    return torch.cat(made), tuple(grids_of)
+
+
+def _from_strip(patches: Patches, pixels: Tensor) -> Tensor:
+    """Return the rows of patches that are side by side, [channels, size, patches · size]."""
+    if pixels.shape[-3:-1] != (patches.channels, patches.size) or pixels.shape[-1] % patches.size:
+        raise ValueError(
+            f"an item of media has pixels of shape {list(pixels.shape)}; the tower reads a row of patches of "
+            f"{patches.size} x {patches.size} pixels"
+        )
+    strip = pixels.reshape(patches.channels, patches.size, -1, patches.size)
+    return strip.permute(2, 0, 1, 3).flatten(1)
+
+
+def masked_rows(tower: Tower, item: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Grid, ...], tuple[Grid, ...]]:
+    """Return the pixels of the patches of an image in tiles, [patches, pixels], the grids of its tiles, and the grids
+    of unmasked patches. The former are completed to squares (`Tower.completed`). Raises ValueError for tensors that the
+    tower does not read."""
+    patches, side = tower.patches, tower.completed
+    assert isinstance(patches, Patches), "spectrograms have no patches"
+    if any(name not in item for name in MASKED):
+        raise ValueError(f"an item of media has {', '.join(item)}; the tower reads {' and '.join(MASKED)}")
+    pixels, mask = (item[name] for name in MASKED)
+    tiles, size = pixels.reshape(-1, *pixels.shape[-3:]), patches.size
+    masks = mask.reshape(-1, *mask.shape[-2:]) > 0
+    if tiles.shape[1] != patches.channels or [len(tiles), *(side // size for side in tiles.shape[2:])] != [
+        *masks.shape
+    ]:
+        raise ValueError(
+            f"an item of media has pixels of shape {list(pixels.shape)} with a mask of shape {list(mask.shape)}; the "
+            f"mask has an element for each patch of {size} x {size} pixels"
+        )
+    rows, grids, kept = list[Tensor](), list[Grid](), list[Grid]()
+    for tile, own in zip(tiles, masks, strict=True):
+        high, wide = int(own[:, 0].sum()), int(own[0].sum())
+        whole = -(-high // side) * side, -(-wide // side) * side
+        if int(own[:high, :wide].sum()) != int(own.sum()) or int(own.sum()) != high * wide or not high * wide:
+            raise ValueError("an item of media has a mask that does not keep the first rows and columns of a tile")
+        if whole[0] > own.shape[0] or whole[1] > own.shape[1]:
+            raise ValueError(f"an item of media has tiles that are not divided into squares of {side} patches")
+        cut = tile[:, : whole[0] * size, : whole[1] * size].reshape(-1, whole[0], size, whole[1], size)
+        rows.append(cut.permute(1, 3, 0, 2, 4).reshape(whole[0] * whole[1], patches.pixels))
+        grids.append((1, *whole))
+        kept.append((1, high, wide))
+    return torch.cat(rows), tuple(grids), tuple(kept)
+
+
+def unmasked(grid: Grid, kept: Grid) -> Tensor:
+    """Return whether each patch of a completed grid is not masked, [patches] bool."""
+    found = torch.zeros(grid[1:], dtype=torch.bool)
+    found[: kept[1], : kept[2]] = True
+    return found.flatten()
 
 
 def _placed(pixels: Tensor, places: Tensor) -> tuple[Tensor, tuple[Grid, ...]]:
@@ -94,6 +148,14 @@ def grid_angles(rope: GridRope, positions: Tensor) -> tuple[Tensor, Tensor]:
     return rope_angles(ones, turned, 1.0, rope.rope.interleaved)
 
 
+def completed_positions(part: PatchPositions, table: Tensor, grid: Grid, kept: Grid) -> Tensor:
+    """Return the rows of the patches of a completed grid, [patches, hidden]. Masked patches have the first row of the
+    table."""
+    found = table[0].expand(*grid[1:], -1).clone()
+    found[: kept[1], : kept[2]] = position_rows(part, table, kept, 1).view(kept[1], kept[2], -1)
+    return found.flatten(0, 1)
+
+
 def position_rows(part: PatchPositions, table: Tensor, grid: Grid, side: int) -> Tensor:
     """Return the rows that are added to the patches of a grid, [patches, hidden]. table: [side · side, hidden]."""
     _, high, wide = grid
@@ -104,10 +166,11 @@ def position_rows(part: PatchPositions, table: Tensor, grid: Grid, side: int) ->
         if max(high, wide) > part.side:
             raise ValueError(f"an image has {high} × {wide} patches; this tower reads up to {part.side} in a row")
         rows = table[part.side : part.side + high].unsqueeze(1) + table[:wide]
+    elif part.fit == "nearest":
+        down, right = (_nearest(count, part.side, part.quotients) for count in (high, wide))
+        rows = table.view(part.side, part.side, -1)[down][:, right]
     elif (high, wide) == (part.side, part.side):
         rows = table
-    elif part.fit == "nearest":
-        rows = table.view(part.side, part.side, -1)[_nearest(high, part.side)][:, _nearest(wide, part.side)]
     else:
         # torch 2.13 interpolates channels-last tensors wrongly to a width of 1.
         square = table.float().view(1, part.side, part.side, -1).permute(0, 3, 1, 2).contiguous()
@@ -116,9 +179,11 @@ def position_rows(part: PatchPositions, table: Tensor, grid: Grid, side: int) ->
     return rows.reshape(high * wide, -1)[in_squares(grid, side).to(table.device)].repeat(grid[0], 1)
 
 
-def _nearest(count: int, side: int) -> Tensor:
-    """Return the place in a table of `side` places of each of `count` patches, [count] int64."""
-    begins = (torch.arange(count) * (1.0 / torch.tensor(float(count)))).clamp(max=1 - 1e-6)
+def _nearest(count: int, side: int, quotients: bool) -> Tensor:
+    """Return the place in a table of `side` places of each of `count` patches, [count] int64. Roundings differ between
+    quotients and products with the share of a patch."""
+    places = torch.arange(count)
+    begins = places / count if quotients else (places * (1.0 / torch.tensor(float(count)))).clamp(max=1 - 1e-6)
     return torch.bucketize(begins, torch.arange(1 / side, 1.0, 1 / side), right=True)
 
 

@@ -383,7 +383,7 @@ def _attend(op: Attend, run: Run) -> None:
         k, v = run.written[op.layer].split(op.kv_heads, 1)
     if op.layer is None:
         biases, rows = run.weights.bias(op.bias), step.windows if op.windowed else step.count
-        run[op.y] = encoder_attention(q, k, v, rows, op.scale, part.window, part.softcap, biases).flatten(1)
+        run[op.y] = encoder_attention(q, k, v, rows, op.scale, part.window, part.softcap, biases, step.keys).flatten(1)
         return
     place = run.kv_layers[op.layer]
     reads = (step.cross_reads if op.cross else step.reads)[place.group]

@@ -29,6 +29,7 @@ class Step:
     states: LayerStates = ()
     state_rows: tuple[Tensor, ...] = ()  # query_start, slots and first of the rows (kernels/recurrent/common.py)
     windows: tuple[int, ...] = ()  # patches of each window of a tower
+    keys: Tensor | None = None  # [patches] bool: patches of a tower that others attend to; None: all of them
 
 
 def rope_positions(batch: Batch, rope_axes: tuple[int, ...]) -> Tensor:

@@ -7,7 +7,7 @@ modeling_llava_onevision.py.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +45,36 @@ def pooled_frames(x: Tensor, grids: Sequence[Grid], newline: Tensor) -> Tensor:
     frames = x.view(len(grids), high, wide, -1).permute(0, 3, 1, 2)
     small = interpolate(frames, [-(-high // 2), -(-wide // 2)], mode="bilinear")
     return torch.cat((small.permute(0, 2, 3, 1).flatten(0, 2), newline.unsqueeze(0)))
+
+
+def tile_layout(item: Mapping[str, Tensor], count: int) -> tuple[int, int]:
+    """Return the rows and columns of an image's tiles. count: tiles, including the scaled-down image. Raises ValueError
+    if the size of the image implies another number."""
+    if "image_sizes" not in item:
+        raise ValueError(f"an item of media has {', '.join(item)}; the tower reads image_sizes too")
+    high, wide = (int(one) for one in item["image_sizes"].flatten().tolist())
+    edge = item["image_pixel_values"].shape[-1]
+    rows, columns = high // edge, wide // edge
+    if rows < 1 or columns < 1 or rows * columns + 1 != count:
+        raise ValueError(f"an item of media has {count} tiles for an image of {high} x {wide} pixels")
+    return rows, columns
+
+
+def joined_tiles(
+    x: Tensor, grids: Sequence[Grid], layouts: Sequence[tuple[int, int]], row_end: Tensor, between: Tensor
+) -> tuple[Tensor, tuple[Grid, ...]]:
+    """Return the rows of each item, as `engine.models.parts.JoinTiles` says, and a grid for each item. x: rows of all
+    tiles; grids: of the tiles; layouts: rows and columns of the tiles of each item."""
+    squares = iter(
+        part.view(*grid[1:], -1) for part, grid in zip(torch.split(x, [g[1] * g[2] for g in grids]), grids, strict=True)
+    )
+    found = []
+    for rows, columns in layouts:
+        first = next(squares)
+        rest = torch.cat([torch.cat([next(squares) for _ in range(columns)], 1) for _ in range(rows)])
+        joined, small = (torch.cat((one, row_end.expand(len(one), 1, -1)), 1).flatten(0, 1) for one in (rest, first))
+        found.append(torch.cat((joined, between.unsqueeze(0), small)))
+    return torch.cat(found), tuple((1, 1, len(one)) for one in found)
 
 
 def best_size(tiles: Tiles, height: int, width: int) -> tuple[int, int]:

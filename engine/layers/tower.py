@@ -1,31 +1,38 @@
 """A runnable tower: tensors of images, videos or audio in, embeddings for the text model out."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from engine.api.media import BESIDE_IMAGES
 from engine.distributed.world import World
 from engine.layers.attention_pool import AttentionPoolLayer
-from engine.layers.audio import AudioLayer, ChunkedAudioLayer, audio_layer
+from engine.layers.audio import AudioInput, audio_layer
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import Loadable
 from engine.layers.patches import (
     VIDEO,
     Grid,
     averaged,
+    completed_positions,
     grid_angles,
     grid_positions,
     joined,
+    masked_rows,
     pixel_rows,
     position_rows,
+    unmasked,
     windows,
 )
+from engine.layers.perceiver import PerceiverLayer
 from engine.layers.qformer import QFormerLayer
 from engine.layers.resampler import ResamplerLayer
-from engine.layers.tiles import arranged, pooled_frames
-from engine.layers.tower_executors import Rows, executor
+from engine.layers.tiles import arranged, joined_tiles, pooled_frames, tile_layout
+from engine.layers.tower_executors import NO_ROWS, Rows, executor
+from engine.layers.window_merge import WindowMergeLayer
+from engine.lowering.measures import attends
 from engine.lowering.program import Program
 from engine.lowering.tower import ProjectorProgram, lower_tower
 from engine.models.media import (
@@ -34,20 +41,24 @@ from engine.models.media import (
     AverageRows,
     ClassRow,
     JoinRows,
+    JoinTiles,
     Media,
     Merge,
     Patches,
+    Perceiver,
     QFormer,
     Querying,
     Resampler,
     Tiles,
+    WindowMerge,
     media_tensors,
     pooling_heads,
+    tile_vectors,
 )
 from engine.models.parts import Rope
 from engine.models.sources import join
 
-QueryingLayer = AttentionPoolLayer | ResamplerLayer | QFormerLayer
+QueryingLayer = AttentionPoolLayer | ResamplerLayer | QFormerLayer | PerceiverLayer | WindowMergeLayer
 
 
 def _querying(part: Querying, path: str) -> QueryingLayer:
@@ -58,16 +69,31 @@ def _querying(part: Querying, path: str) -> QueryingLayer:
             return ResamplerLayer(part, path)
         case QFormer():
             return QFormerLayer(part, path)
+        case Perceiver():
+            return PerceiverLayer(part, path)
+        case WindowMerge():
+            return WindowMergeLayer(part, path)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An item's patches, or the embeddings of its spectrogram."""
+
+    rows: Tensor
+    grids: tuple[Grid, ...]
+    kept: tuple[Grid, ...] = ()  # grids of unmasked patches, if the item has masks
+    layout: tuple[int, int] = (0, 0)  # rows and columns of its tiles, if it has masks
 
 
 class TowerModel:
     """A tower and its projectors on one rank. Immutable after `load`."""
 
-    audio: AudioLayer | ChunkedAudioLayer | None = None
+    audio: AudioInput | None = None
     positions: Tensor | None = None  # [rows, hidden]
     class_token: Tensor | None = None  # [hidden]
     newline: Tensor | None = None  # [hidden of the text model]
     standard: tuple[Tensor, ...] = ()  # `Tower.standard`, [hidden] each
+    ends: dict[JoinTiles, tuple[Tensor, Tensor]]  # the vectors of each step that joins tiles, [width] each
 
     def __init__(self, media: Media, world: World, target: Target) -> None:
         """target: where the weights are kept; they are not quantized. Raises ConfigError if the world's ranks cannot
@@ -78,8 +104,10 @@ class TowerModel:
         self.tensors = media_tensors(media)
         if not isinstance(media.tower.patches, Patches):
             self.audio = audio_layer(media.tower.patches, media.tower.root)
+        self.ends = {}
         self.heads = {part: _querying(part, path) for part, path in pooling_heads(media)}
-        self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
+        masked = self.program.tower if media.tower.completed else None
+        self._executors = {id(one): executor(one, world, target, masked=one is masked) for one in self.program.programs}
 
     @property
     def layers(self) -> Iterator[Loadable]:
@@ -119,6 +147,10 @@ class TowerModel:
             one.load(stored)
         for head in self.heads.values():
             head.load(read, self.target)
+        self.ends = {
+            step: (kept(join(path, step.row_end)).flatten(), kept(join(path, step.between)).flatten())
+            for step, path in tile_vectors(self.media)
+        }
         if self.media.tiles is not None:
             self.newline = kept(self.media.tiles.newline)
 
@@ -129,15 +161,19 @@ class TowerModel:
         if not items:
             return []
         read = [self._rows(one) for one in items]
-        grids = [of for _, of in read]
+        grids = [one.grids for one in read]
         every = tuple(grid for of in grids for grid in of)
-        features = self._features(
-            torch.cat([rows for rows, _ in read]).to(self.target.device, self.target.dtype), every
-        )
-        parts = [self._projected(one, features, every) for one in self.program.projectors]
-        embeddings, sizes = torch.cat([part for part, _ in parts], 1), parts[0][1]
+        pixels = torch.cat([one.rows for one in read]).to(self.target.device, self.target.dtype)
+        features = self._features(pixels, every, tuple(grid for one in read for grid in one.kept))
+        layouts = [one.layout for one in read]
+        parts = [self._projected(one, features, every, layouts) for one in self.program.projectors]
+        sizes = parts[0][1]
         counts = iter(self._tokens(grid) for grid in sizes)
-        whole = torch.split(embeddings, [sum(next(counts) for _ in of) for of in grids])
+        lengths = [sum(next(counts) for _ in (of[:1] if self.ends else of)) for of in grids]
+        if self.media.beside_images:
+            both = zip(*(torch.split(part, lengths) for part, _ in parts), strict=True)
+            return [two[BESIDE_IMAGES in item] for two, item in zip(both, items, strict=True)]
+        whole = torch.split(torch.cat([part for part, _ in parts], 1), lengths)
         if self.media.tiles is None:
             return list(whole)
         sides = iter(sizes)
@@ -153,14 +189,18 @@ class TowerModel:
             return pooled_frames(x, grids, self.newline)
         return arranged(tiles, x, grids, item["image_sizes"], self.newline)
 
-    def _rows(self, item: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Grid, ...]]:
+    def _rows(self, item: Mapping[str, Tensor]) -> "_Read":
         """Return the pixels of an item's patches, or the embeddings of its spectrogram, and its grids."""
-        patches = self.media.tower.patches
-        if self.audio is None:
-            assert isinstance(patches, Patches), "other towers have a layer for audio"
-            rows, grids = pixel_rows(self.media.tower, item, cropped=self.media.tiles is None)
-            return (rows if patches.factor == 1.0 else rows * patches.factor + patches.offset), grids
-        return self.audio.rows(item, self.target.dtype)
+        tower = self.media.tower
+        if self.audio is not None:
+            return _Read(*self.audio.rows(item, self.target.dtype))
+        if tower.completed:
+            rows, grids, kept = masked_rows(tower, item)
+            return _Read(rows, grids, kept, tile_layout(item, len(grids)))
+        patches = tower.patches
+        assert isinstance(patches, Patches), "other towers have a layer for audio"
+        rows, grids = pixel_rows(tower, item, cropped=self.media.tiles is None)
+        return _Read(rows if patches.factor == 1.0 else rows * patches.factor + patches.offset, grids)
 
     def _tokens(self, grid: Grid) -> int:
         """Return the number of embeddings of a grid."""
@@ -171,13 +211,21 @@ class TowerModel:
         """Embeddings of a grid include that of the class token."""
         return self.media.tower.keeps_class and not self.media.is_vector and not self.heads
 
-    def _features(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Return the features of the patches, [patches, width of the features]."""
+    def _features(self, pixels: Tensor, grids: Sequence[Grid], kept: Sequence[Grid]) -> Tensor:
+        """Return the features of the patches, [patches, width of the features]. kept: grids of unmasked patches;
+        empty without masks."""
         tower, device = self.media.tower, self.target.device
         patches = self.program.patches
         x = pixels if patches is None else self._executors[id(patches)].run(pixels)
         count = tuple(high * wide for frames, high, wide in grids for _ in range(frames))
-        if tower.positions is not None:
+        keys: Tensor | None = None
+        if kept:
+            assert tower.positions is not None, "towers with masks have a table of positions"
+            pairs = list(zip(grids, kept, strict=True))
+            table = self._patch_table()
+            x = x + torch.cat([completed_positions(tower.positions, table, *both) for both in pairs])
+            keys = torch.cat([unmasked(*both) for both in pairs]).to(device)
+        elif tower.positions is not None:
             x = x + torch.cat([position_rows(tower.positions, self._patch_table(), one, tower.side) for one in grids])
         if self.class_token is not None:
             x, count = self._with_class(x, count), tuple(one + 1 for one in count)
@@ -193,7 +241,7 @@ class TowerModel:
             order, counts = self._windows(grids)
             x = x[order]
             angles = {rope: (cos[order], sin[order]) for rope, (cos, sin) in angles.items()}
-        features = self._executors[id(self.program.tower)].run(x, Rows(count, counts, angles))
+        features = self._executors[id(self.program.tower)].run(x, Rows(count, counts, angles, keys))
         if order is not None:
             features = features[order.argsort()]
         if self.standard:
@@ -244,17 +292,18 @@ class TowerModel:
         more = int(self.media.tower.keeps_class)
         frames = torch.split(x, [high * wide + more for count, high, wide in grids for _ in range(count)])
         match layer:
-            case ResamplerLayer():
+            case ResamplerLayer() | WindowMergeLayer():
                 return layer(frames, grids)
-            case QFormerLayer():
+            case QFormerLayer() | PerceiverLayer():
                 return layer(frames), tuple((of[0], 1, layer.part.queries) for of in grids)
             case AttentionPoolLayer():
                 return layer(frames), tuple((of[0], 1, 1) for of in grids)
 
     def _projected(
-        self, part: ProjectorProgram, features: Tensor, grids: tuple[Grid, ...]
+        self, part: ProjectorProgram, features: Tensor, grids: tuple[Grid, ...], layouts: Sequence[tuple[int, int]]
     ) -> tuple[Tensor, tuple[Grid, ...]]:
-        """Return the output of a projector, and the grids of its embeddings."""
+        """Return the output of a projector, and the grids of its embeddings. layouts: rows and columns of the tiles of
+        each item, if they are joined."""
         x, is_ordered = features[:, part.first : part.first + part.width], self.media.tower.side
         for stage in part.stages:
             match stage:
@@ -268,11 +317,14 @@ class TowerModel:
                     x, grids = averaged(x, grids, size)
                 case JoinRows(count=size):
                     x, grids = x.reshape(-1, size * x.shape[1]), tuple((n, 1, rows // size) for n, _, rows in grids)
+                case JoinTiles():
+                    x, grids = joined_tiles(x, grids, layouts, *self.ends[stage])
                 case ClassRow():
                     frames = torch.split(x, [high * wide + 1 for count, high, wide in grids for _ in range(count)])
                     x, grids = torch.stack([frame[0] for frame in frames]), tuple((of[0], 1, 1) for of in grids)
-                case AttentionPool() | Resampler() | QFormer():
+                case AttentionPool() | Resampler() | QFormer() | Perceiver() | WindowMerge():
                     x, grids = self._queried(self.heads[stage], x, grids)
                 case Program():
-                    x = self._executors[id(stage)].run(x)
+                    frames_of = tuple(high * wide for count, high, wide in grids for _ in range(count))
+                    x = self._executors[id(stage)].run(x, Rows(frames_of) if attends(stage.ops) else NO_ROWS)
         return x, grids

@@ -1,7 +1,7 @@
 """Executors of the programs of a tower: torch, and the compiled kernels on a CPU."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol
 
@@ -28,6 +28,7 @@ class Rows:
     count: tuple[int, ...] = ()  # patches of each frame
     windows: tuple[int, ...] = ()  # patches of each window
     angles: dict[Rope, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [patches, 1, dim]
+    keys: Tensor | None = None  # [patches] bool: the patches that others attend to; None: all of them
 
 
 NO_ROWS = Rows()
@@ -49,10 +50,11 @@ class Executor(Protocol):
         """Return the output for the rows x, which it may overwrite; valid until the next call."""
 
 
-def executor(program: Program, world: World, target: Target) -> Executor:
-    """Return the executor for the kernels of the target."""
-    if target.team is None:
-        return TorchExecutor(program, world, target)
+def executor(program: Program, world: World, target: Target, *, masked: bool = False) -> Executor:
+    """Return the executor for the kernels of the target. masked: patches that others do not attend to, which compiled
+    kernels do not support."""
+    if target.team is None or masked:
+        return TorchExecutor(program, world, replace(target, team=None))
     return CompiledExecutor(program, world, target, target.team)
 
 
@@ -75,7 +77,7 @@ class TorchExecutor:
 
     def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
         none = x.new_empty(0)
-        step = Step(none, (), (), rows.angles, rows.count, windows=rows.windows)
+        step = Step(none, (), (), rows.angles, rows.count, windows=rows.windows, keys=rows.keys)
         run = Run(self.weights, self._world, (), self.target.dtype, step, none, none)
         run[self.program.given] = x
         execute(self.program.ops, run, self._unused)

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from engine.api.media import EMBEDDINGS
 from engine.distributed.world import SINGLE, World, least
-from engine.layers.audio import SPECTROGRAM
+from engine.layers.audio import SPECTROGRAMS
 from engine.layers.linear import Read, Target
 from engine.layers.tower import TowerModel
 from engine.models.media import Media
@@ -53,7 +53,7 @@ class Towers:
         """Return the tower that reads an item, or None if the item has its embeddings. Raises ValueError."""
         if EMBEDDINGS in item:
             return None
-        hears = SPECTROGRAM in item and self.media.audio is not None
+        hears = any(name in item for name in SPECTROGRAMS) and self.media.audio is not None
         own = self.media.audio if hears else self.media
         tower = next((one for one in self.towers if one.media is own), None)
         if tower is None:

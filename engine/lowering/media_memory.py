@@ -16,12 +16,16 @@ from engine.models.parts import (
     AverageRows,
     ChunkedAudio,
     ClassRow,
+    Conformer,
     JoinRows,
+    LocalConformer,
     Media,
     Merge,
+    Perceiver,
     QFormer,
     Querying,
     Resampler,
+    WindowMerge,
 )
 
 
@@ -68,6 +72,8 @@ def _operations(media: Media, length: int) -> int:
     tower = lower_tower(media)
     patches = _patches(tower)
     total = patches * (2 * multiplied(tower.tower.ops) + attention_operations(tower.tower.ops, patches * length))
+    if isinstance(media.tower.patches, Conformer | LocalConformer):
+        total += patches * _conformer_operations(media.tower.patches)
     if tower.patches is not None:
         total += patches * 2 * multiplied(tower.patches.ops)
     for projector in tower.projectors:
@@ -78,6 +84,16 @@ def _operations(media: Media, length: int) -> int:
             else:
                 rows //= _rows(stage)
     return total
+
+
+def _conformer_operations(part: Conformer | LocalConformer) -> int:
+    """Return the operations for a position, without the convolutions of spectrograms."""
+    size = part.hidden
+    if isinstance(part, LocalConformer):
+        filters, mlps = size * part.kernel, 2 * 8 * size**2
+    else:
+        filters, mlps = size * part.multiplier * (part.kernel + size), 2 * 3 * part.intermediate_size * size
+    return part.layers * 2 * (mlps + 7 * size**2 + filters + 2 * part.window * size)
 
 
 def _patches(tower: TowerProgram) -> int:
@@ -92,11 +108,11 @@ def _rows(stage: Stage) -> int:
             return side**2
         case AverageRows(count=count) | JoinRows(count=count):
             return count
-        case ClassRow(rows=rows) | AttentionPool(rows=rows):
-            return rows
+        case ClassRow() | AttentionPool() | WindowMerge():
+            return stage.rows
         case Resampler(queries=queries):
             return max(math.ceil(patches / count) for patches, count in queries)
-        case QFormer(queries=count, rows=rows):
+        case QFormer(queries=count, rows=rows) | Perceiver(queries=count, rows=rows):
             return math.ceil(rows / count)
     return 1
 
@@ -110,6 +126,17 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
         first, second = ((patches.mels + 1) // 2 * (patches.chunk + 1) // 2) * patches.channels, patches.channels
         second *= (patches.mels + 3) // 4 * (patches.chunk + 3) // 4
         return (patches.mels * patches.chunk + 2 * first + 2 * second) // patches.reduced(patches.chunk)
+    if isinstance(patches, Conformer):
+        # The result of the first convolution for a position, before and after the activation; buffers of a block; and
+        # the scores of a position.
+        first = (patches.reduction + 1) // 2 * ((patches.mels + 1) // 2) * patches.channels
+        block = 4 * patches.intermediate_size + (8 + 2 * patches.multiplier) * patches.hidden
+        return patches.mels * patches.reduction + 2 * first + block + 3 * patches.heads * patches.window
+    if isinstance(patches, LocalConformer):
+        # The first convolution counts twice, as above. Keys and values are copied for each window.
+        first = 2 * 2 * patches.bands * patches.channels[0]
+        block = (4 * 4 + 8 + 4 * patches.window) * patches.hidden
+        return 16 * patches.bands + 2 * first + block
     if isinstance(patches, AudioEmbedding):
         return 2 * patches.mels + 4 * patches.hidden
     assert tower.patches is not None, "patches have a program"

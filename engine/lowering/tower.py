@@ -21,6 +21,7 @@ from engine.lowering.program import (
 )
 from engine.models.media import (
     Activate,
+    Blocks,
     JoinRows,
     Media,
     Merge,
@@ -123,13 +124,16 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
     lowering, stages, at = _StepLowering(ranks), list[Stage](), width
     pending: list[ProjectorStep] = []
     for step in projector.steps:
-        if not isinstance(step, RowStep):
+        if not isinstance(step, RowStep | Blocks):
             pending.append(step)
             continue
         if pending:
             program = lowering.program(pending, projector.root, at)
             stages.append(program)
             at, pending = program.out.width, []
+        if isinstance(step, Blocks):
+            stages.append(_BlocksLowering(step, ranks).program(projector.root))
+            continue
         stages.append(step)
         if isinstance(step, QFormer):
             at = step.hidden
@@ -137,6 +141,19 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
     if pending:
         stages.append(lowering.program(pending, projector.root, at))
     return ProjectorProgram(first, width, tuple(stages))
+
+
+class _BlocksLowering(PartLowering):
+    def __init__(self, step: Blocks, ranks: int) -> None:
+        super().__init__(step.hidden, ranks)
+        self.step = step
+
+    def program(self, root: str) -> Program:
+        step, ops = self.step, list[Op]([Input(y=self.x)])
+        for index, block in enumerate(step.blocks):
+            for part in block:
+                ops += self.residual_block(part, join(root, step.layers, str(step.first + index)))
+        return Program(tuple(ops), self.x)
 
 
 class _StepLowering(PartLowering):

@@ -54,7 +54,7 @@ def read_audio(data: bytes, *, max_seconds: float, param: str = "file") -> Sampl
             _check_format(file.samplerate, file.channels, param)
             return _resampled(_pieces(file), file.samplerate, max_seconds, param)
     except soundfile.LibsndfileError as error:
-        if _has_other_container(data):
+        if _has_other_container(data) or data[:4] == b"RIFF" and data[8:12] == b"AVI ":
             return _from_container(data, max_seconds, param)
         raise _unknown(_reason(error), param) from error
 
@@ -109,6 +109,14 @@ def _resampled(pieces: Iterable[Samples], rate: int, max_seconds: float, param: 
 def _has_other_container(data: bytes) -> bool:
     """Return True for MP4 (and M4A) and Matroska (and WebM), which browsers record and libsndfile does not read."""
     return data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3"
+
+
+def has_sound(data: bytes) -> bool:
+    """Return whether a video file has sound. Raises MediaError for a damaged file."""
+    from engine.media.video import opened  # loads FFmpeg
+
+    with opened(data) as container:
+        return bool(container.streams.audio)
 
 
 def _from_container(data: bytes, max_seconds: float, param: str) -> Samples:

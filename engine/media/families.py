@@ -12,6 +12,7 @@ from engine.media.settings import Files, detail, read_files, wrong
 
 if TYPE_CHECKING:
     from engine.media.processor import AudioProcessor, Processor, VideoProcessor
+    from engine.media.sound import Sound
 
 FAMILIES = {
     "aria": "aria",
@@ -25,6 +26,7 @@ FAMILIES = {
     "glm4v": "glm4v",
     "glm4v_moe": "glm4v",
     "glm_ocr": "glm4v",
+    "idefics2": "idefics2",
     "idefics3": "idefics3",
     "internvl": "internvl",
     "kimi_vl": "kimi_vl",
@@ -33,8 +35,11 @@ FAMILIES = {
     "llava": "llava",
     "llava_next": "anyres",
     "llava_onevision": "anyres",
+    "minicpm_ocr": "minicpm_v",
+    "minicpmv4_6": "minicpm_v",
     "mistral3": "pixtral",
     "paligemma": "paligemma",
+    "phi4_multimodal": "phi4",
     "qwen2_5_omni": "qwen_vl",
     "qwen2_5_omni_thinker": "qwen_vl",
     "qwen2_5_vl": "qwen_vl",
@@ -72,6 +77,8 @@ VIDEO_FAMILIES = {
     "smolvlm": "smolvlm_video",
 }
 AUDIO_FAMILIES = {
+    "gemma4": "gemma4_audio",
+    "phi4_multimodal": "phi4_audio",
     "qwen2_5_omni": "qwen_audio",
     "qwen2_5_omni_thinker": "qwen_audio",
     "qwen2_audio": "qwen_audio",
@@ -81,9 +88,13 @@ AUDIO_FAMILIES = {
     "voxtral": "voxtral",
 }
 """Modules of processors of videos and audio."""
-ANY_SIZE = frozenset(("glm4v", "glm4v_video", "idefics3", "pixtral", "qwen_video", "qwen_vl", "siglip2"))
+ANY_SIZE = frozenset(("glm4v", "glm4v_video", "idefics2", "idefics3", "pixtral", "qwen_video", "qwen_vl", "siglip2"))
 """Modules of models that read images of any size, so that a request may replace `size`. The towers of others read only
 the size of the checkpoint's settings."""
+SOME_WITH_AUDIO = frozenset(("gemma4",))
+"""Model types of which some checkpoints have no tower for audio."""
+WITH_SOUND = "use_audio_in_video"
+"""Option of requests: videos have their sound."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,7 @@ class Processors:
     image: "Processor | None" = None
     video: "VideoProcessor | None" = None
     audio: "AudioProcessor | None" = None
+    sound: "Sound | None" = None  # of videos with their sound, if a request wants it
 
     @property
     def tokens(self) -> dict[Modality, Tokens]:
@@ -118,11 +130,16 @@ def read_processors(folder: str | Path, options: Mapping[str, Any] | None = None
         if options and options.get("size") and not ANY_SIZE & set(modules.values()):
             raise ValueError("size cannot be replaced; the model reads only one size")
         found = {kind: import_module(f"engine.media.{name}").declare(changed) for kind, name in modules.items()}
+        sound = None
+        if changed.given.get(WITH_SOUND):
+            if "video" not in found or "audio" not in found:
+                raise ValueError(f"{WITH_SOUND} needs a model that reads videos and audio")
+            sound = import_module("engine.media.sound").declare(changed, found["video"], found["audio"])
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         if options:
             raise MediaError(f"mm_processor_kwargs: {detail(error)}") from error
         raise wrong(folder, error) from error
-    return Processors(**found)
+    return Processors(**found, sound=sound)
 
 
 def _modules(files: Files) -> dict[Modality, str]:
@@ -135,6 +152,7 @@ def _modules(files: Files) -> dict[Modality, str]:
         found["image"] = image
     if files.video and kind in VIDEO_FAMILIES:
         found["video"] = VIDEO_FAMILIES[kind]
-    if files.audio and kind in AUDIO_FAMILIES:
+    has_audio = kind not in SOME_WITH_AUDIO or isinstance(files.config.get("audio_config"), Mapping)
+    if files.audio and kind in AUDIO_FAMILIES and has_audio:
         found["audio"] = AUDIO_FAMILIES[kind]
     return found

@@ -19,6 +19,12 @@ class Tokens:
     """Text that the chat template writes for an item."""
     image: str
     """Token that represents one embedding of the tower in the expanded prompt."""
+    number: tuple[str, str] | None = None
+    """Texts around the number that precedes each item; numbers start from 0 in each prompt, for each kind of item."""
+    rewrites: tuple[tuple[str, str], ...] = ()
+    """Patterns and their replacements, which are applied in order to an expanded prompt."""
+    beside_images: bool = False
+    """The embeddings of a clip depend on whether its prompt has images (Phi-4-multimodal)."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,14 @@ class Known:
     tokens: Tokens
     token_id: int
     """ID of `tokens.image`."""
+
+
+class ProcessedPart(msgspec.Struct, frozen=True):
+    """A piece of a video with its sound, which is an item for the engine."""
+
+    modality: Modality
+    digest: bytes
+    tensors: dict[str, MediaTensor]
 
 
 class Processed(msgspec.Struct, frozen=True):
@@ -45,7 +59,16 @@ class Processed(msgspec.Struct, frozen=True):
     source: dict[str, MediaTensor] = {}
     """Tensors of a file of its embeddings, besides these (engine/media/embeddings.py)."""
 
+    parts: tuple[ProcessedPart, ...] = ()
+    """For each run, its item, in place of `tensors`."""
+
     @property
     def size(self) -> int:
         """Size in bytes."""
-        return sum(len(tensor.data) for tensor in self.tensors.values())
+        each = (self.tensors, *(part.tensors for part in self.parts))
+        return sum(len(tensor.data) for tensors in each for tensor in tensors.values())
+
+    @property
+    def run_kinds(self) -> tuple[Modality, ...]:
+        """Modality whose token each run has."""
+        return tuple(part.modality for part in self.parts) or (self.kind,) * len(self.runs)

@@ -6,6 +6,7 @@ first of these files that exists. Omitted settings have the defaults of transfor
 images   `image_processor`     preprocessor_config.json
 videos   `video_processor`     video_preprocessor_config.json, preprocessor_config.json
 audio    `feature_extractor`   preprocessor_config.json
+         `audio_processor`
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ OPTIONS = frozenset(
         *("size", "min_pixels", "max_pixels", "min_patches", "max_patches", "crop_to_patches"),
         *("do_image_splitting", "do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size"),
         *("pan_and_scan_min_ratio_to_activate", "fps", "num_frames", "min_frames", "max_frames", "do_sample_frames"),
-        "max_soft_tokens",
+        *("max_soft_tokens", "dynamic_hd", "max_slice_nums", "use_audio_in_video"),
     )
 )
 """Settings that a request may replace: the number of pixels, tiles and frames."""
@@ -126,7 +127,7 @@ def _check(name: str, value: Any) -> None:
         fits = isinstance(value, Mapping) and value and all(_is_count(edge) for edge in value.values())
         fits = fits and value.keys() <= set(EDGES)
         wanted = f"an object with positive integers in {' and '.join(EDGES)}"
-    elif name.startswith(("do_", "crop_")):
+    elif name.startswith(("do_", "crop_", "use_")):
         fits, wanted = isinstance(value, bool), "a boolean"
     elif name in ("fps", "pan_and_scan_min_ratio_to_activate"):
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_OPTION
@@ -167,7 +168,7 @@ def read_files(folder: Path) -> Files:
         processor,
         _read(folder / "tokenizer_config.json"),
         video,
-        _nested(processor, "feature_extractor") or preprocessor,
+        _nested(processor, "feature_extractor") or _nested(processor, "audio_processor") or preprocessor,
     )
 
 

@@ -192,7 +192,7 @@ def _described(folder: Path, blocks: Path | None, task: TaskConfig) -> _Describe
     written = inner_config(outer) if retrieval else thinker_config(outer)
     media = "" if task.text_only or blocks is not None else media_architecture(written)
     place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
-    has_tower = (task.audio and reads_audio(media)) or (task.images and media not in AUDIO and bool(media))
+    has_tower = (task.audio and reads_audio(media, written)) or (task.images and media not in AUDIO and bool(media))
     if task.encoder_only:
         check_encoder_only(task, place, has_tower=has_tower and not retrieval)
     if task.accepts_embeddings and (not media or task.encoder_only):

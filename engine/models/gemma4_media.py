@@ -1,7 +1,8 @@
-"""Gemma 4 with images and videos: a tower over patches at any aspect ratio, whose squares are averaged.
+"""Gemma 4 with images, videos and audio: a tower over patches at any aspect ratio, whose squares are averaged, and a
+Conformer with local attention.
 
 The tower's blocks have norms before and after attention and MLP. The first half of a head is rotated by the column of a
-patch, the second by its row. Source: transformers modeling_gemma4.py. Audio is not read.
+patch, the second by its row. Source: transformers modeling_gemma4.py.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,17 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.config import Config, shown
 from engine.models.llava import whole
-from engine.models.media import AveragePool, GridRope, Media, Patches, PatchPositions, Project, Projector, Tower
+from engine.models.media import (
+    AveragePool,
+    GridRope,
+    LocalConformer,
+    Media,
+    Patches,
+    PatchPositions,
+    Project,
+    Projector,
+    Tower,
+)
 from engine.models.parts import MLP, Attention, Block, ResidualBlock, RMSNorm, Rope, named
 from engine.models.towers import vision_config
 
@@ -21,7 +32,15 @@ _TOWER: dict[str, Any] = {
     **{"num_key_value_heads": 12, "head_dim": 64, "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6},
     **{"patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10_240},
 }
-_TOKENS = {"image_token_id": 258_880, "video_token_id": 258_884}
+_AUDIO: dict[str, Any] = {
+    **{"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 8, "hidden_act": "silu"},
+    **{"subsampling_conv_channels": [128, 32], "conv_kernel_size": 5, "residual_weight": 0.5},
+    **{"attention_chunk_size": 12, "attention_context_left": 13, "attention_context_right": 0},
+    **{"attention_logit_cap": 50.0, "use_clipped_linears": True, "rms_norm_eps": 1e-6, "gradient_clipping": 1e10},
+    **{"output_proj_dims": 1536},
+}
+MAX_KERNEL, MAX_WINDOW = 1 << 10, 1 << 12
+_TOKENS = {"image_token_id": 258_880, "video_token_id": 258_884, "audio_token_id": 258_881}
 _HALVED = ("self_attn.q_proj.linear", "self_attn.k_proj.linear", "self_attn.q_norm", "self_attn.k_norm")
 
 
@@ -54,8 +73,63 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
         token=c.whole("image_token_id"),
         video_token=c.whole("video_token_id"),
         layer_token=pad if isinstance(pad, int) else 0,
+        audio=_audio(config, hidden, c.whole("audio_token_id"), pad if isinstance(pad, int) else 0),
     )
     return media if sight is None else replace(media, attention="item", windowed_items=True)
+
+
+def _audio(config: Mapping[str, Any], hidden: int, token: int, layer_token: int) -> Media | None:
+    inner = config.get("audio_config")
+    if not isinstance(inner, Mapping):
+        return None  # the larger models
+    c = Config.of(inner, **_AUDIO)
+    window, channels = c.whole("attention_context_left", most=MAX_WINDOW) - 1, c.values["subsampling_conv_channels"]
+    if c.values["attention_context_right"] != 0 or c.values["attention_chunk_size"] != window or window < 1:
+        raise CheckpointError(
+            f"config.json: audio_config has chunks of {shown(c.values['attention_chunk_size'])} positions with "
+            f"{window + 1} to the left and {shown(c.values['attention_context_right'])} to the right; supported are "
+            "attention_chunk_size and one more to the left, and none to the right"
+        )
+    pair = isinstance(channels, list | tuple) and len(channels) == 2
+    if not pair or not all(isinstance(one, int) and 4 <= one < 1 << 16 for one in channels) or channels[0] % 4:
+        raise CheckpointError(
+            f"config.json: subsampling_conv_channels of audio_config is {shown(channels)}; it must be two numbers, the "
+            "first a multiple of 4"
+        )
+    if c.hidden % c.heads or c.hidden % 2:
+        raise CheckpointError(
+            f"config.json: hidden_size of audio_config is {c.hidden}; it must be an even multiple of "
+            f"num_attention_heads, {c.heads}"
+        )
+    conformer = LocalConformer(
+        hidden=c.hidden,
+        heads=c.heads,
+        layers=c.layers,
+        act=c.activation(),
+        channels=(channels[0], channels[1]),
+        kernel=c.whole("conv_kernel_size", most=MAX_KERNEL),
+        window=window,
+        softcap=c.positive("attention_logit_cap"),
+        scale=c.number("residual_weight"),
+        eps=c.number("rms_norm_eps"),
+        limit=c.positive("gradient_clipping"),
+        clipped=c.flag("use_clipped_linears"),
+    )
+    width = c.whole("output_proj_dims")
+    projector = Projector(
+        steps=(
+            Project(linear=whole("audio_tower.output_proj", c.hidden, width)),
+            RMSNorm(size=width, eps=conformer.eps, weight=False, name="embedding_pre_projection_norm"),
+            Project(linear=whole("embed_audio.embedding_projection", width, hidden, bias=False)),
+        ),
+    )
+    return Media(
+        tower=Tower(root="audio_tower", patches=conformer, blocks=(), layers="layers", taken=(0,)),
+        projectors=(projector,),
+        hidden=hidden,
+        token=token,
+        layer_token=layer_token,
+    )
 
 
 def _tower(c: Config) -> Tower:

@@ -16,15 +16,20 @@ from engine.models.parts import (
     AveragePool,
     AverageRows,
     Block,
+    Blocks,
     ChunkedAudio,
     ClassRow,
+    Conformer,
     GridPositions,
     GridRope,
     JoinRows,
+    JoinTiles,
+    LocalConformer,
     Media,
     Merge,
     Patches,
     PatchPositions,
+    Perceiver,
     Project,
     Projector,
     ProjectorStep,
@@ -35,6 +40,7 @@ from engine.models.parts import (
     StoredTensor,
     Tiles,
     Tower,
+    WindowMerge,
     bodies,
 )
 from engine.models.sources import Shapes, audio_sources, branch_sources, join, linear_sources, mlp_linears, norm_sources
@@ -45,15 +51,20 @@ __all__ = [
     "AudioEmbedding",
     "AveragePool",
     "AverageRows",
+    "Blocks",
     "ChunkedAudio",
     "ClassRow",
+    "Conformer",
     "GridPositions",
     "GridRope",
     "JoinRows",
+    "JoinTiles",
+    "LocalConformer",
     "Media",
     "Merge",
     "PatchPositions",
     "Patches",
+    "Perceiver",
     "Project",
     "Projector",
     "ProjectorStep",
@@ -64,6 +75,7 @@ __all__ = [
     "StoredTensor",
     "Tiles",
     "Tower",
+    "WindowMerge",
     "block_path",
     "media_sources",
     "media_tensors",
@@ -92,6 +104,11 @@ def pooling_heads(media: Media) -> tuple[tuple[Querying, str], ...]:
         for step, root in steps
         if isinstance(step, Querying)
     )
+
+
+def tile_vectors(media: Media) -> tuple[tuple[JoinTiles, str], ...]:
+    """Return the steps that join tiles, with their paths."""
+    return tuple((step, one.root) for one in media.projectors for step in one.steps if isinstance(step, JoinTiles))
 
 
 PREFIX_TEXT = 512  # tokens of text that a prompt with bidirectional attention has room for beside an image
@@ -141,6 +158,8 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
         found += _input_sources(tower)
     for head, path in pooling_heads(media):
         found += querying_sources(head, path)
+    for step, path in tile_vectors(media):
+        found += joined_tile_sources(step, path)
     return (*found, *(() if tiles is None else (tiles.newline,)))
 
 
@@ -151,6 +170,78 @@ def chunked_sources(part: ChunkedAudio, root: str) -> Shapes:
         found[join(root, name, "weight")] = (part.channels, inputs, 3, 3)
         found[join(root, name, "bias")] = (part.channels,)
     return found | {join(root, part.out, "weight"): (part.hidden, part.channels * part.bands)}
+
+
+def conformer_sources(part: Conformer, root: str) -> Shapes:
+    """Return the tensors of a Conformer."""
+    found: Shapes = {join(root, "encoder_embedding", name): (part.mels,) for name in ("global_mean", "global_invstd")}
+    size, wide, channels = part.hidden, part.intermediate_size, part.channels
+    filters = size * part.multiplier
+
+    def both(name: str, *shape: int) -> None:
+        found[join(root, f"{name}.weight")] = shape
+        found[join(root, f"{name}.bias")] = shape[:1]
+
+    both("embed.conv.0", channels, 1, 3, 3)
+    for number in range(1, part.halvings):
+        both(f"embed.conv.{3 * number - 1}", channels, 1, 3, 3)
+        both(f"embed.conv.{3 * number}", channels, channels, 1, 1)
+    both("embed.out", size, channels * part.bands)
+    rows = part.distances * (1 if part.symmetric else 2)
+    found[join(root, "relative_attention_bias_layer.bias_values.weight")] = (rows, part.heads)
+    for layer in (f"encoders.{index}" for index in range(part.layers)):
+        for name in ("feed_forward_in", "feed_forward_out"):
+            both(f"{layer}.{name}.layer_norm", size)
+            both(f"{layer}.{name}.gate_up_proj", 2 * wide, size)
+            both(f"{layer}.{name}.down_proj", size, wide)
+        for name in "qkvo":
+            both(f"{layer}.self_attn.{name}_proj", size, size)
+        both(f"{layer}.conv.glu.ext_pw_conv_1d", 2 * size, size, 1)
+        found |= {join(root, layer, "conv.glu", name): (1, size, 1) for name in ("b1", "b2")}
+        both(f"{layer}.conv.dw_sep_conv_1d.dw_conv", filters, 1, part.kernel)
+        both(f"{layer}.conv.dw_sep_conv_1d.pw_conv", size, filters, 1)
+        both(f"{layer}.conv.ext_pw_conv_1d", size, size, 1)
+        for name in ("conv.layer_norm", "layer_norm_att", "layer_norm"):
+            both(f"{layer}.{name}", size)
+    return found
+
+
+CLIPPED = ("input_min", "input_max", "output_min", "output_max")
+"""Limits of a clipped projection."""
+
+
+def local_conformer_sources(part: LocalConformer, root: str) -> Shapes:
+    """Return the tensors of a Conformer with local attention."""
+    size, (first, second) = part.hidden, part.channels
+    embed = join(root, "subsample_conv_projection")
+    found: Shapes = {join(embed, "input_proj_linear.weight"): (size, part.bands * second)}
+    for number, (inputs, outputs) in enumerate(((1, first), (first, second))):
+        found[join(embed, f"layer{number}.conv.weight")] = (outputs, inputs, 3, 3)
+        found[join(embed, f"layer{number}.norm.weight")] = (outputs,)
+
+    def projection(name: str, outputs: int, inputs: int) -> None:
+        found[f"{name}.linear.weight"] = (outputs, inputs)
+        found.update({f"{name}.{limit}": () for limit in CLIPPED if part.clipped})
+
+    for layer in (join(root, f"layers.{index}") for index in range(part.layers)):
+        for name in ("feed_forward1", "feed_forward2"):
+            projection(f"{layer}.{name}.ffw_layer_1", 4 * size, size)
+            projection(f"{layer}.{name}.ffw_layer_2", size, 4 * size)
+            found |= {f"{layer}.{name}.{norm}_layer_norm.weight": (size,) for norm in ("pre", "post")}
+        for name in ("q_proj", "k_proj", "v_proj", "post"):
+            projection(f"{layer}.self_attn.{name}", size, size)
+        found[f"{layer}.self_attn.relative_k_proj.weight"] = (size, size)
+        found[f"{layer}.self_attn.per_dim_scale"] = (size // part.heads,)
+        projection(f"{layer}.lconv1d.linear_start", 2 * size, size)
+        projection(f"{layer}.lconv1d.linear_end", size, size)
+        found[f"{layer}.lconv1d.depthwise_conv1d.weight"] = (size, 1, part.kernel)
+        for name in ("lconv1d.pre_layer_norm", "lconv1d.conv_norm", "norm_pre_attn", "norm_post_attn", "norm_out"):
+            found[f"{layer}.{name}.weight"] = (size,)
+    return found
+
+
+def joined_tile_sources(step: JoinTiles, path: str) -> Shapes:
+    return {join(path, step.row_end): (1, 1, 1, step.width), join(path, step.between): (1, 1, step.width)}
 
 
 def pooling_head_sources(head: AttentionPool, path: str) -> Shapes:
@@ -178,6 +269,10 @@ def querying_sources(part: Querying, path: str) -> Shapes:
             return resampler_sources(part, path)
         case QFormer():
             return qformer_sources(part, path)
+        case Perceiver():
+            return perceiver_sources(part, path)
+        case WindowMerge():
+            return window_merge_sources(part, path)
 
 
 def qformer_sources(part: QFormer, path: str) -> Shapes:
@@ -203,6 +298,35 @@ def qformer_sources(part: QFormer, path: str) -> Shapes:
         both(f"{layer}.output_query.dense", size, wide)
         both(f"{layer}.output_query.LayerNorm", size)
     return found
+
+
+def perceiver_sources(part: Perceiver, path: str) -> Shapes:
+    """Return the tensors of a perceiver resampler."""
+    size, root = part.hidden, join(path, "perceiver_resampler")
+    found: Shapes = {join(root, "latents"): (part.queries, size), join(root, "norm.weight"): (size,)}
+    for layer in (join(root, f"layers.{index}") for index in range(part.layers)):
+        for name in ("input_latents_norm", "input_context_norm", "post_attention_layernorm"):
+            found[f"{layer}.{name}.weight"] = (size,)
+        queries, keys = part.heads * part.head_dim, part.kv_heads * part.head_dim
+        found[f"{layer}.self_attn.q_proj.weight"] = (queries, size)
+        found |= {f"{layer}.self_attn.{name}_proj.weight": (keys, size) for name in "kv"}
+        found[f"{layer}.self_attn.o_proj.weight"] = (size, queries)
+        found |= {f"{layer}.mlp.{name}_proj.weight": (4 * size, size) for name in ("gate", "up")}
+        found[f"{layer}.mlp.down_proj.weight"] = (size, 4 * size)
+    return found
+
+
+def window_merge_sources(part: WindowMerge, path: str) -> Shapes:
+    """Return the tensors of a merge of squares."""
+    size, wide, root = part.hidden, part.hidden * part.rows, join(path, part.name)
+    shapes: Shapes = {f"self_attn.{name}_proj": (size, size) for name in ("q", "k", "v", "out")}
+    shapes |= {"layer_norm1": (size,), "pre_norm": (wide,)}
+    shapes |= {"linear_1": (part.intermediate_size, wide), "linear_2": (size, part.intermediate_size)}
+    return {
+        join(root, name, last): shape if last == "weight" else shape[:1]
+        for name, shape in shapes.items()
+        for last in ("weight", "bias")
+    }
 
 
 def resampler_sources(part: Resampler, path: str) -> Shapes:
@@ -267,10 +391,22 @@ def _input_sources(tower: Tower) -> Shapes:
         return audio_sources(patches, tower.root)
     if isinstance(patches, ChunkedAudio):
         return chunked_sources(patches, tower.root)
+    if isinstance(patches, Conformer):
+        return conformer_sources(patches, tower.root)
+    if isinstance(patches, LocalConformer):
+        return local_conformer_sources(patches, tower.root)
     shapes: Shapes = {join(tower.root, patches.source, "weight"): patches.stored}
     if patches.bias:
         shapes[join(tower.root, patches.source, "bias")] = (tower.hidden,)
     return shapes | ({} if patches.norm is None else norm_sources(patches.norm, tower.root, (patches.norm.size,)))
+
+
+def _block_sources(step: Blocks, root: str) -> Shapes:
+    found: Shapes = {}
+    for index, block in enumerate(step.blocks):
+        for branch in block:
+            found |= branch_sources(branch, join(root, step.layers, str(step.first + index)))
+    return found
 
 
 def _step_sources(step: ProjectorStep, root: str) -> Shapes:
@@ -279,8 +415,12 @@ def _step_sources(step: ProjectorStep, root: str) -> Shapes:
             return {}
         case AttentionPool():
             return pooling_head_sources(step, join(root, step.name))
-        case Resampler() | QFormer():
+        case Resampler() | QFormer() | Perceiver() | WindowMerge():
             return querying_sources(step, root)
+        case Blocks():
+            return _block_sources(step, root)
+        case JoinTiles():
+            return joined_tile_sources(step, root)
         case Project(linear=linear):
             return linear_sources(linear, root)
         case MLP():

@@ -14,13 +14,16 @@ from engine.models import (
     gemma4_media,
     gemma_media,
     glm4v,
+    idefics2,
     idefics3,
     internvl,
     kimi_vl,
     llama4_media,
     llava,
     llava_next,
+    minicpm_v,
     mistral3,
+    phi4_multimodal,
     qwen2_5_omni,
     qwen2_audio,
     qwen3_asr,
@@ -48,6 +51,9 @@ FAMILIES = (
     gemma4_media,
     aria_media,
     blip2,
+    phi4_multimodal,
+    idefics2,
+    minicpm_v,
 )
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
@@ -68,8 +74,11 @@ def with_media(model: Model, config: Mapping[str, Any]) -> Model:
     return replace(model, embed=replace(embed, positions_last=embed.positions is not None), media=media)
 
 
-def reads_audio(architecture: str) -> bool:
-    return architecture in AUDIO or architecture in THINKERS
+def reads_audio(architecture: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a model has a tower for audio clips. Some models of Gemma 4 have none."""
+    if architecture in gemma4_media.ARCHITECTURES:
+        return isinstance(config.get("audio_config"), Mapping)
+    return architecture in (*AUDIO, *THINKERS, *phi4_multimodal.ARCHITECTURES)
 
 
 def with_towers(model: Model, *, images: bool, audio: bool) -> tuple[Model, tuple[Media, ...]]:

@@ -850,6 +850,95 @@ class ChunkedAudio:
 
 
 @declared(frozen=True, kw_only=True)
+class Conformer:
+    """Encoder of a log-mel spectrogram [frames, mels] with convolutions in its blocks (arXiv:2005.08100, as changed for
+    Phi-4): x = W conv((spectrogram - mean) · scale). Convolutions of 3 · 3 with a stride of 2 divide the number of
+    frames by `reduction`. In each block:
+
+    x = x + ½ mlp(x);  x = x + attention(norm(x));  x = x + convolution(x);  x = norm(x + ½ mlp(x))
+
+    mlp          down(up y · act(gate y)), y = norm(x)
+    convolution  W₃ act(W₂ c), where c convolves each channel of (W₁ y + b₁) · act(W₀ y + b₀) over the last `kernel`
+                 positions, y = norm(x)
+    attention    among `window` positions, with a learned bias of each head for each distance up to `distances`; zeros
+                 fill the last of several windows
+
+    Every rank computes the encoder completely."""
+
+    mels: int
+    hidden: int
+    heads: int
+    intermediate_size: int
+    layers: int
+    act: str  # of the MLPs
+    gate_act: str  # of the gates of convolutions
+    convolution_act: str
+    embed_act: str  # of the convolutions of spectrograms
+    channels: int  # of the convolutions of spectrograms
+    reduction: int  # a power of two
+    kernel: int
+    distances: int
+    multiplier: int = 1  # convolutions of a channel
+    symmetric: bool = False  # distances have no sign
+    window: int = 500
+    norm: None = None
+    convolutions: tuple[str, ...] = ("embed.conv.0",)
+
+    @property
+    def bands(self) -> int:
+        """Bands after the convolutions of spectrograms."""
+        return self.reduced(self.mels)
+
+    @property
+    def halvings(self) -> int:
+        return self.reduction.bit_length() - 1
+
+    def reduced(self, size: int) -> int:
+        """Return the size after the convolutions of spectrograms."""
+        return -(-size // self.reduction)
+
+
+@declared(frozen=True, kw_only=True)
+class LocalConformer:
+    """Conformer with local attention (arXiv:2303.01037, as changed for Gemma 4): x = W conv(spectrogram). A norm of the
+    channels and ReLU follow each of two convolutions of 3 · 3 with a stride of 2. In each block:
+
+    x = x + scale · after(mlp(before(x)));  x = x + after(attention(before(x)));
+    x = x + convolution(x);  x = x + scale · after(mlp(before(x)));  x = norm(x)
+
+    A position attends to itself and `window` - 1 positions before it. A score is q · k + q · r for the projection r of
+    sines and cosines of the distance, within ± `softcap`. A convolution is W₂ act(norm(c)), where c are convolutions of
+    each channel, over `kernel` positions up to the own one, of the first half of W₁ norm(x) times the sigmoid of the
+    second. With `clipped`, inputs and outputs of all projections but those of r and W are clipped to limits in the
+    checkpoint. Inputs of norms are clipped to ± `limit`. Every rank computes the encoder completely."""
+
+    hidden: int
+    heads: int
+    layers: int
+    act: str
+    channels: tuple[int, int]  # of the convolutions of spectrograms
+    kernel: int
+    window: int
+    softcap: float
+    scale: float  # of the MLPs
+    eps: float
+    limit: float
+    clipped: bool
+    norm: None = None
+    convolutions: tuple[str, ...] = ("subsample_conv_projection.layer0.conv",)
+
+    @property
+    def bands(self) -> int:
+        """Bands after the convolutions of spectrograms."""
+        return self.channels[0] // 4
+
+    @staticmethod
+    def reduced(size: int) -> int:
+        """Return the size after the convolutions of spectrograms."""
+        return -(-size // 4)
+
+
+@declared(frozen=True, kw_only=True)
 class Head:
     """Logits = softcap(scale · (h W^T + b))."""
 
@@ -970,6 +1059,7 @@ class Patches:
     frames: int = 1  # consecutive frames in a patch
     bias: bool = True
     flat: bool = False  # `pixel_values` has a row for each patch (Qwen2-VL); else it has images
+    strip: bool = False  # with `flat`: patches are side by side in one image (MiniCPM-V)
     factor: float = 1.0  # pixels are multiplied by it first, and `offset` is added
     offset: float = 0.0
     dimensions: Literal[0, 2, 3] = 2  # of the convolution as which the weight is stored; 0: of a matrix
@@ -1010,6 +1100,7 @@ class PatchPositions:
     name: str
     side: int
     fit: Literal["none", "bilinear", "corners", "bicubic", "nearest", "axes"] = "none"
+    quotients: bool = False  # with `nearest`: shares are quotients, else multiples of the share of a patch (MiniCPM-V)
     class_row: bool = False  # the table has a row for the class token, in the place of the token
     stored: tuple[int, ...] = ()  # shape in the checkpoint, if it is not [rows, hidden]
 
@@ -1046,7 +1137,7 @@ class StoredTensor:
 class Tower:
     """features = the outputs of the blocks `taken`, side by side."""
 
-    patches: Patches | AudioEmbedding | ChunkedAudio
+    patches: Patches | AudioEmbedding | ChunkedAudio | Conformer | LocalConformer
     """Embedding of the inputs; the parts below about grids are for patches."""
     blocks: tuple[Block, ...]
     taken: tuple[int, ...]  # numbers of blocks computed before a feature is taken; `norm` applies to all of them
@@ -1067,6 +1158,9 @@ class Tower:
     halved: tuple[str, ...] = ()  # tensors within a block with heads whose halves are rotated by themselves (Gemma 4)
     standard: tuple[str, str] | None = None  # names of b and s; features are replaced by (factor · x - b) · s (Gemma 4)
     factor: float = 1.0  # of `standard`
+    completed: int = 0
+    """Side of squares of patches, for images with masks of their patches; 0: images have no masks. The unmasked part is
+    completed to whole squares. The added patches attend to unmasked patches, and no patch attends to them (Phi-4)."""
     unread: tuple[str, ...] = ()
 
     @property
@@ -1106,6 +1200,16 @@ class JoinRows:
     """Join `count` consecutive rows of a frame side by side."""
 
     count: int
+
+
+@declared(frozen=True, kw_only=True)
+class JoinTiles:
+    """Put the tiles of an image in their places, with a vector after each row, then another vector, then the first
+    tile, which is the scaled-down image, also with the vector after each row (Phi-4)."""
+
+    width: int  # of the vectors
+    row_end: str  # name of a vector
+    between: str
 
 
 @declared(frozen=True, kw_only=True)
@@ -1157,6 +1261,50 @@ class QFormer:
 
 
 @declared(frozen=True, kw_only=True)
+class Perceiver:
+    """Outputs of learned queries, which in each block attend to all rows of a frame and to one another (Idefics2).
+    Every rank computes it completely."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    act: str  # of the MLPs, which are four times as wide
+    eps: float
+    queries: int
+    rows: int  # rows of an image of the usual size
+
+
+@declared(frozen=True, kw_only=True)
+class WindowMerge:
+    """y = mean(z) + W₂ gelu_tanh(W₁ norm(z)), where z = x + attention(norm(x)) are the rows of a square of side · side
+    patches, side by side in the norm, which attend to one another (MiniCPM-V). Every rank computes it completely."""
+
+    hidden: int
+    heads: int
+    intermediate_size: int  # outputs of W₁
+    eps: float
+    side: int
+    name: str
+
+    @property
+    def rows(self) -> int:
+        """Rows of a square."""
+        return self.side**2
+
+
+@declared(frozen=True, kw_only=True)
+class Blocks:
+    """Further blocks of a tower. All rows of a frame attend to one another."""
+
+    hidden: int
+    blocks: tuple[Block, ...]
+    layers: str  # path of the blocks
+    first: int  # number of the first of them in the checkpoint
+
+
+@declared(frozen=True, kw_only=True)
 class Project:
     """y = act(x W^T (+ b))."""
 
@@ -1171,11 +1319,11 @@ class Activate:
     act: str
 
 
-Querying = AttentionPool | Resampler | QFormer
-"""Steps in which learned queries attend to the rows of a frame."""
-RowStep = Merge | AveragePool | AverageRows | JoinRows | ClassRow | Querying
-"""Steps after which there are fewer rows."""
-ProjectorStep = RowStep | Project | Activate | Norm | MLP
+Querying = AttentionPool | Resampler | QFormer | Perceiver | WindowMerge
+"""Steps with attention that have fewer rows after it: of learned queries to the rows of a frame, or within squares."""
+RowStep = Merge | AveragePool | AverageRows | JoinRows | JoinTiles | ClassRow | Querying
+"""Steps after which there is another number of rows."""
+ProjectorStep = RowStep | Blocks | Project | Activate | Norm | MLP
 
 
 @declared(frozen=True, kw_only=True)
@@ -1237,6 +1385,8 @@ class Media:
     positions: GridPositions | None = None
     tiles: Tiles | None = None
     audio: "Media | None" = None  # tower for audio clips, if this one is for images and videos
+    beside_images: bool = False
+    """The second projector is for the clips of prompts with images, and the first one for others (Phi-4)."""
     is_vector: bool = False
     """An item is a prompt of its own, of one token, and its only embedding is the vector of the prompt. The text model
     does not read it (CLIP)."""

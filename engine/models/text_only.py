@@ -4,7 +4,7 @@ The decoder's settings are those of `text_config`, or the flat ones of older exp
 `language_model.model.` or `model.language_model.`. Rotary positions in sections (M-RoPE) equal plain RoPE for prompts
 with only text, because all sections then have the same position. Source: transformers modeling_gemma3.py,
 modeling_gemma3n.py, modeling_gemma4.py, modeling_llava.py, modeling_llama4.py, modeling_mistral3.py,
-modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_qwen3_5.py.
+modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_qwen3_5.py, modeling_phi4_multimodal.py.
 """
 
 from collections.abc import Mapping
@@ -75,6 +75,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "opt": ("OPTForCausalLM", {}),
+    "phi4_multimodal": (
+        "Phi3ForCausalLM",
+        {
+            **{"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32},
+            **{"num_key_value_heads": 8, "vocab_size": 200_064, "max_position_embeddings": 131_072},
+        },
+    ),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2_5_omni_text": ("Qwen2ForCausalLM", {}),
     "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
@@ -94,9 +101,12 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
 }
 FLAT = {
+    "Phi4MultimodalForCausalLM": "phi4_multimodal",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
 }
+INSIDE = ("embed_tokens_extend.",)
+"""Towers whose tensors have the prefix of the decoder's (Phi-4-multimodal)."""
 KEY = "model.text_only"
 PREFIX_FLAG = "use_bidirectional_attention"
 _SECTIONS = ("mrope_section", "mrope_interleaved")
@@ -141,7 +151,7 @@ def text_decoder(model: Model, tensors: Mapping[str, object]) -> Model:
     heads = [name.removesuffix(".weight") for name in tensors if name.endswith("lm_head.weight")]
     head = replace(model.head, name=heads[0]) if heads else replace(model.head, tied=True)
     rest = (name for name in tensors if not name.startswith(join(root, "")) and name not in (f"{head.name}.weight",))
-    return replace(model, root=root, head=head, unread=(*model.unread, *rest))
+    return replace(model, root=root, head=head, unread=(*model.unread, *rest, *(join(root, one) for one in INSIDE)))
 
 
 def _name(config: Mapping[str, Any]) -> str:
@@ -151,9 +161,9 @@ def _name(config: Mapping[str, Any]) -> str:
 
 def _type(config: Mapping[str, Any]) -> str:
     inner, name = config.get("text_config"), _name(config)
-    if not name.endswith("ForConditionalGeneration"):
-        return ""
-    return str(inner.get("model_type", "")) if isinstance(inner, dict) else FLAT.get(name, "")
+    if not isinstance(inner, dict):
+        return FLAT.get(name, "")
+    return str(inner.get("model_type", "")) if name.endswith("ForConditionalGeneration") else ""
 
 
 def _plain_rope(settings: Mapping[str, Any]) -> dict[str, Any]:

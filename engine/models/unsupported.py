@@ -30,6 +30,39 @@ KINDS = {
 }
 
 
+_INSTRUCT = "its embeddings of an image depend on the text of the prompt", "serve BLIP-2 or LLaVA instead"
+_MINICPM = "its tower has code of its own outside transformers", "serve MiniCPM-V 4.6 instead"
+_OCR = "its image encoder is SAM with a decoder of queries", "serve GLM-OCR, LightOnOCR or MiniCPM-OCR instead"
+_RADIO = (
+    "RADIO is not supported as an image encoder",
+    "serve SigLIP 2 for vectors, or InternVL3 or Qwen3-VL to read images",
+)
+_MOLMO = "its images attend to one another in both directions", "serve Qwen3-VL or InternVL3 instead"
+NOT_SERVED: dict[str, tuple[str, str]] = {
+    "DeepseekOCR2ForCausalLM": _OCR,
+    "DeepseekOCRForCausalLM": _OCR,
+    "DeepseekOcr2ForConditionalGeneration": _OCR,
+    "InstructBlipForConditionalGeneration": _INSTRUCT,
+    "InstructBlipVideoForConditionalGeneration": _INSTRUCT,
+    "MiniCPMO": _MINICPM,
+    "MiniCPMV": _MINICPM,
+    "MiniCPMV4_7ForConditionalGeneration": (
+        "its positions follow the canvas of an image",
+        "serve MiniCPM-V 4.6 instead",
+    ),
+    "Molmo2ForConditionalGeneration": _MOLMO,
+    "NemotronH_Nano_VL_V2": _RADIO,
+    "NemotronH_Omni_Reasoning_V3": _RADIO,
+    "Phi4MMForCausalLM": (
+        "its layout has adapters inside the weights",
+        "convert it to Phi4MultimodalForCausalLM with transformers, and declare the adapters",
+    ),
+    "RADIOModel": _RADIO,
+    "RadioModel": _RADIO,
+}
+"""Why architectures that read images are not served, and what to serve instead."""
+
+
 def kind_of(architecture: str, config: Mapping[str, Any]) -> str:
     """Return one of KINDS, or "" for any other architecture."""
     name = re.sub("ForConditionalGeneration$", "", architecture).lower()
@@ -78,6 +111,11 @@ def unsupported(architecture: str, config: Mapping[str, Any], supported: Mapping
     """Return the message for an architecture that is not supported."""
     every = sorted(name for names in supported.values() for name in names)
     said = f"config.json: the architecture {architecture!r}"
+    if architecture in NOT_SERVED:
+        reason, instead = NOT_SERVED[architecture]
+        text = text_architecture(config)
+        alone = f"; {KEY}: true serves its text decoder as {text}" if text else ""
+        return f"{said} is not supported: {reason}; {instead}{alone}"
     if text := text_architecture(config):
         return f"{said} is multimodal, and only its text decoder is supported: set {KEY}: true to serve it as {text}"
     if name := misspelt(architecture, every):

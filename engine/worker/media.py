@@ -268,7 +268,8 @@ class MediaStore:
                 continue
             own = [(0, mine.prompt_tokens)] if self._media.attention == "prefix" else []
             if self._media.attention == "item":
-                own = [(start, start + size) for item in mine.items for start, size in item.spans]
+                visual = (item for item in mine.items if item.modality != "audio")
+                own = [(start, start + size) for item in visual for start, size in item.spans]
             for start, end in own:
                 low, high = max(first, start), min(first + count, end)
                 if low < high:

@@ -22,14 +22,17 @@ def encoder_attention(
     window: int | None,
     softcap: float | None,
     biases: Tensor | None = None,
+    keys: Tensor | None = None,
 ) -> Tensor:
-    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]; count: tokens of each row; biases: [heads, distances] →
-    [tokens, heads, dim]."""
+    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]; count: tokens of each row; biases: [heads, distances];
+    keys: [tokens] bool, the tokens that others attend to (None: all) → [tokens, heads, dim]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     first = 0
     for tokens in count:
         own = slice(first, first + tokens)
         seen = _seen(tokens, window, q.device)
+        if keys is not None and not bool(keys[own].all()):
+            seen = keys[own].expand(tokens, -1) if seen is None else seen & keys[own]
         if softcap is None:
             heads = (x[own].transpose(0, 1).unsqueeze(0) for x in (q, k, v))
             mask = seen if biases is None else _biased(biases, tokens, seen).to(q.dtype)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from tests.appliance.server.http.image_models import data_url, picture, png
@@ -177,3 +178,47 @@ def test_colpali_ranks_images(launch: Callable[..., Appliance], tmp_path: Path) 
     ):
         refused = service.client.post("/v1/score", json=body)
         assert refused.status_code == 400 and what in refused.json()["error"]["message"], refused.text
+
+
+@pytest.mark.slow
+def test_a_vision_language_model_embeds_conversations_with_images(
+    launch: Callable[..., Appliance], tmp_path: Path
+) -> None:
+    """Qwen3-VL-Embedding: the normalised state of the last token, for no image, one and two."""
+    specials = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
+    ids, folder = write(tmp_path, [*specials, "<|video_pad|>"], {}), tmp_path / "model"
+    settings = {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 2304}}
+    kind = {"image_processor_type": "Qwen2VLImageProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(kind | settings))
+    parts = "{% if part.type == 'image' %}" + "".join(specials) + "{% else %}{{ part.text }}{% endif %}"
+    template = "{% for message in messages %}{% for part in message.content %}" + parts + "{% endfor %}{% endfor %}"
+    described = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template + "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    (tmp_path / "m.yaml").write_text(MANIFEST.replace("names: [finder]", "names: [finder], task: embed"))
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    text |= {"num_key_value_heads": 2, "vocab_size": ids[""], "max_position_embeddings": 256}
+    text |= {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}}
+    eyes = {"depth": 2, "num_heads": 2, "hidden_size": 16, "intermediate_size": 24, "patch_size": 4}
+    eyes |= {"out_hidden_size": 32, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]}
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=eyes, image_token_id=ids["<|image_pad|>"])
+    model = saved(transformers.Qwen3VLForConditionalGeneration(config), folder)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def of(words: str, *images: Any) -> np.ndarray:
+        given = dict(Qwen2VLImageProcessorPil(**settings)(list(images), return_tensors="pt")) if images else {}
+        pads = [int(grid.prod()) // 4 for grid in given.get("image_grid_thw", ())]
+        prompt = "".join(f"{specials[0]}{specials[1] * count}{specials[2]}" for count in pads) + words + "<|im_end|>"
+        own = torch.tensor([backend.encode(prompt, add_special_tokens=False).ids])
+        types = (own == ids["<|image_pad|>"]).int()
+        with torch.no_grad():
+            vector = model.model(input_ids=own, mm_token_type_ids=types, **given).last_hidden_state[0, -1].numpy()
+        return vector / np.linalg.norm(vector)
+
+    service = launch(tmp_path / "m.yaml")
+    service.wait_ready()
+    words = {"type": "text", "text": "two dogs"}
+    talks = [talk(words), talk(part(PICTURES[0]), words), talk(part(PICTURES[1]), part(PICTURES[0]), words)]
+    found = service.client.post("/v1/embeddings", json={"messages": talks})
+    assert found.status_code == 200, found.text
+    wanted = [of("two dogs"), of("two dogs", PICTURES[0]), of("two dogs", PICTURES[1], PICTURES[0])]
+    close([one["embedding"] for one in found.json()["data"]], np.stack(wanted))

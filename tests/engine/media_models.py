@@ -1,5 +1,6 @@
 """Tiny multimodal checkpoints of transformers, prompts with images for them, and the replies of transformers."""
 
+import copy
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import transformers
 from engine.api.media import MediaItem, MediaTensor
 from engine.api.messages import Control, Stats
 from engine.llm import LLM, MediaPrompt, Params
-from tests.engine.layers.towers import KIMI_TEXT, as_kimi_vl
+from tests.engine.layers.towers import KIMI_TEXT, as_kimi_vl, phi4, phi4_image
 
 VOCAB, IMAGE, EOS = 96, 95, 2
 TEXT = {
@@ -72,7 +73,8 @@ class Family:
         pictures = [part for part in parts if isinstance(part, Picture)]
         given: dict[str, Any] = {}
         for name in pictures[0].tensors if pictures else ():
-            given[name] = torch.cat([one.tensors[name] for one in pictures])
+            is_strip = name == "pixel_values" and "target_sizes" in pictures[0].tensors
+            given[name] = torch.cat([one.tensors[name] for one in pictures], -1 if is_strip else 0)
         ids, logprobs = list(prompt.ids), []
         for _ in range(count):
             row = self.forward(torch.tensor([ids]), len(prompt.ids), given)
@@ -161,7 +163,9 @@ DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_hea
 
 
 def qwen(folder: Path, name: str, eyes: dict[str, Any], **text: Any) -> Family:
-    inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | {"rope_parameters": SECTIONS} | text
+    # transformers adds defaults to the dicts that it gets.
+    own = copy.deepcopy({"rope_parameters": SECTIONS} | text)
+    inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | own
     config = getattr(transformers, f"{name}Config")(text_config=inner, vision_config=eyes, image_token_id=IMAGE)
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     return Family(saved(model, folder), folder, types="mm_token_type_ids")
@@ -280,6 +284,50 @@ def blip2(folder: Path) -> Family:
     return Family(saved(transformers.Blip2ForConditionalGeneration(config), folder), folder)
 
 
+def idefics2(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    perceiver = {"resampler_n_latents": 5, "resampler_depth": 2, "resampler_n_heads": 4, "resampler_head_dim": 6}
+    config = transformers.Idefics2Config(
+        vision_config={**eyes, "patch_size": 4, "image_size": 24},
+        text_config={"model_type": "mistral", **TEXT, "sliding_window": None},
+        perceiver_config={**perceiver, "num_key_value_heads": 2, "hidden_size": 32},
+        image_token_id=IMAGE,
+    )
+    return Family(saved(transformers.Idefics2ForConditionalGeneration(config), folder), folder)
+
+
+def minicpm_v(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {key: value for key, value in TEXT.items() if key != "num_hidden_layers"}
+    more = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
+    config = transformers.MiniCPMV4_6Config(
+        vision_config={**eyes, "patch_size": 4, "image_size": 24},
+        text_config={"model_type": "qwen3_5_text", **text, **DELTA, **more, "tie_word_embeddings": False},
+        insert_layer_id=0,
+        image_token_id=IMAGE,
+    )
+    return Family(saved(transformers.MiniCPMV4_6ForConditionalGeneration(config), folder), folder)
+
+
+def minicpm_picture(seed: int) -> Picture:
+    """An image and its two slices."""
+    sizes = {1: ((8, 4), (4, 4), (4, 4)), 2: ((4, 8), (8, 4), (8, 4)), 3: ((4, 4), (4, 8), (4, 8))}[seed]
+    count = sum(high * wide for high, wide in sizes)
+    return picture((1, 3, 4, 4 * count), count // 16, seed, target_sizes=torch.tensor(sizes))
+
+
+def phi4_family(folder: Path) -> Family:
+    torch.manual_seed(1)
+    model = phi4(IMAGE, **{key: value for key, value in TEXT.items() if key != "head_dim"})
+    return Family(saved(model, folder), folder)
+
+
+def phi4_picture(seed: int) -> Picture:
+    """An image of two tiles, whose last one is partly masked."""
+    tensors, count = phi4_image(1, 2, *{1: (3, 2), 2: (4, 3), 3: (1, 4)}[seed], seed)
+    return Picture(tensors, count)
+
+
 def aria(folder: Path) -> Family:
     eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.AriaConfig(
@@ -291,7 +339,7 @@ def aria(folder: Path) -> Family:
     return Family(saved(transformers.AriaForConditionalGeneration(config), folder), folder)
 
 
-def gemma4(folder: Path, **text: Any) -> Family:
+def gemma4(folder: Path, audio: dict[str, Any] | None = None, **text: Any) -> Family:
     inner = transformers.Gemma4TextConfig(
         **TEXT | {"num_hidden_layers": 4},
         **{"global_head_dim": 16, "vocab_size_per_layer_input": VOCAB, "sliding_window": 10},
@@ -303,7 +351,7 @@ def gemma4(folder: Path, **text: Any) -> Family:
     config = transformers.Gemma4Config(
         text_config=inner,
         vision_config={**eyes, "position_embedding_size": 12},
-        audio_config=None,
+        audio_config=audio,
         image_token_id=IMAGE,
         video_token_id=IMAGE - 1,
         audio_token_id=IMAGE - 2,
@@ -363,6 +411,9 @@ FAMILIES = {
     "gemma3": (gemma3, lambda seed: picture((1, 3, 24, 24), 9, seed)),
     "paligemma": (paligemma, llava_picture),
     "blip-2": (blip2, lambda seed: picture((1, 3, 12, 12), 5, seed)),
+    "idefics2": (idefics2, lambda seed: picture((1, 1, 3, 16, 24), 5, seed)),
+    "minicpm-v": (minicpm_v, minicpm_picture),
+    "phi4": (phi4_family, phi4_picture),
     "aria": (aria, lambda seed: picture((1, 3, 24, 24), 5, seed)),
     "gemma4": (lambda folder: gemma4(folder, hidden_size_per_layer_input=6, num_kv_shared_layers=2), gemma4_picture),
     "gemma4-sight": (

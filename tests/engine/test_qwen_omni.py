@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
 from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError
@@ -19,7 +21,9 @@ from engine.api.media import MediaItem, MediaTensor, Modality
 from engine.api.messages import Pooling
 from engine.llm import MediaPrompt
 from engine.media.families import read_processors
+from engine.media.processed import Known, MediaError, Processed, Tokens
 from engine.media.processor import process_audio
+from engine.media.prompt import expand
 from engine.models.checkpoint import check_tensors, read_checkpoint
 from engine.models.media import media_sources
 from kernels.cpu.library import best
@@ -311,3 +315,80 @@ def test_clips_of_qwen3_omni_may_exceed_a_window_of_whisper(thinker: tuple[Any, 
         return
     assert processor.layout(1_040_123).runs == (65 * 13 + 0,)
     assert processor.layout(100).runs == (1,)
+
+
+def with_sound(folder: Path, seconds: float, pairs: int, samples: int) -> tuple[Processed, dict[str, torch.Tensor]]:
+    """Return a video with its sound as a processor returns it, and the tensors of transformers. Pairs of frames are
+    `seconds` apart."""
+    processors = read_processors(folder, {"use_audio_in_video": True})
+    assert processors.sound is not None and processors.audio is not None
+    pixels = torch.randn((pairs * 16, 3 * 2 * 16), generator=torch.Generator().manual_seed(pairs))
+    grid, apart = torch.tensor([(pairs, 4, 4)]), torch.tensor([seconds])
+    theirs = {"pixel_values_videos": pixels, "video_grid_thw": grid, "video_second_per_grid": apart}
+    own = {"pixel_values_videos": pixels, "video_grid_thw": grid, "second_per_grid_ts": apart}
+    video = Processed(b"", "<|VIDEO|>", (4 * pairs,), {name: as_tensor(one) for name, one in own.items()}, "video")
+    return processors.sound.joined(video, clip(samples)), theirs | audio(folder, samples).theirs
+
+
+SOUNDS = ((1.0, 3, 64_000), (2.0, 3, 20_000), (0.4, 2, 64_000), (1.0, 5, 700))
+"""Seconds of a pair of frames, pairs, samples of sound: sound and video end in one piece, or one of them first."""
+
+
+@pytest.mark.parametrize("kernels", ("torch", best()))
+def test_videos_with_their_sound_equal_transformers(thinker: tuple[Any, Path], kernels: str) -> None:
+    """Pieces of both take turns, with positions that are counted from the same one."""
+    model, folder = thinker
+    if "qwen3" in model_type(folder):
+        with pytest.raises(MediaError, match="supported for Qwen2.5-Omni"):
+            read_processors(folder, {"use_audio_in_video": True})
+        return
+    names = {"<|VIDEO|>": VIDEO, "<|AUDIO|>": AUDIO, "<|audio_bos|>": AUDIO_START, "<|audio_eos|>": AUDIO_END}
+    known = {
+        "video": Known(Tokens("<|VIDEO|>", "<|VIDEO|>"), VIDEO),
+        "audio": Known(Tokens("<|AUDIO|>", "<|AUDIO|>"), AUDIO),
+    }
+
+    def encode(text: str) -> list[int]:
+        return [names[one] if one in names else int(one) for one in re.findall(r"<[^>]+>|\d+", text)]
+
+    prompts, wanted = list[MediaPrompt](), list[Any]()
+    processor = Qwen2_5OmniProcessor.__new__(Qwen2_5OmniProcessor)
+    processor.video_processor = type("", (), {"merge_size": 2})()
+    for name in ("audio_bos", "audio_eos", "audio", "video"):
+        setattr(processor, f"{name}_token", {"audio": "<|AUDIO|>", "video": "<|VIDEO|>"}.get(name, f"<|{name}|>"))
+    for seconds, pairs, samples in SOUNDS:
+        item, theirs = with_sound(folder, seconds, pairs, samples)
+        expanded = expand(f"3 4 {VISION_START} <|VIDEO|> {VISION_END} 5 6 7", [item], known, encode)
+        count = audio(folder, samples).count
+        text = processor.replace_video_with_audio_token(
+            {"video_grid_thw": theirs["video_grid_thw"].numpy(), "video_second_per_grid": [seconds]},
+            0,
+            {"num_audio_tokens": [count]},
+            0,
+            position_id_per_seconds=25,
+            seconds_per_chunk=2.0,
+        )
+        assert expanded.ids == [3, 4, VISION_START, *encode(text), VISION_END, 5, 6, 7]
+        prompts.append(MediaPrompt(tuple(expanded.ids), expanded.media))
+        wanted.append(greedy_reply(model, expanded.ids, theirs))
+    with opened(_Folder(folder), kernels, max_context=256, max_step_tokens=32, max_running=4) as llm:
+        found, again = llm.generate(prompts, greedy(5)), llm.generate(prompts, greedy(5))
+    for one, other, expected in zip(found, again, wanted, strict=True):
+        check(one, expected)
+        check(other, expected)
+        assert other.timing is not None and other.timing.cached_tokens
+    with pytest.raises(MediaError, match="raise fps"):
+        with_sound(folder, 2.1, 2, 700)
+
+
+@torch.no_grad()
+def greedy_reply(model: Any, prompt: list[int], inputs: dict[str, torch.Tensor]) -> tuple[list[int], list[float]]:
+    ids, logprobs = list(prompt), list[float]()
+    for _ in range(5):
+        tokens = torch.tensor([ids])
+        model.rope_deltas = model.model.rope_deltas = None
+        given = {"attention_mask": torch.ones_like(tokens), "use_audio_in_video": True, **inputs}
+        row = model(input_ids=tokens, **given).logits[0, -1].log_softmax(-1)
+        logprobs.append(float(row.max()))
+        ids.append(int(row.argmax()))
+    return ids[len(prompt) :], logprobs

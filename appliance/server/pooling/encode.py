@@ -41,6 +41,8 @@ def encode_parts(body: EncodeRequest, served: Served) -> Iterator[MediaPart]:
 
 def _prompt(item: LoadedItem, where: str, served: Served) -> Prompt:
     """Return the prompt of an item: its tokens. Raise RequestError if they do not fit the window."""
+    if item.parts:
+        raise RequestError(f"{where} is a video with sound; embed it without use_audio_in_video.", where)
     count = sum(item.runs)
     made = MediaItem(item.modality, item.digest, ((0, count),), item.tensors)
     ids = [served.text.known_media[item.kind].token_id] * count

@@ -4,6 +4,7 @@ replaced."""
 import asyncio
 import base64
 import io
+import json
 import os
 import random
 import signal
@@ -13,19 +14,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import soundfile
 from PIL import Image
 
 from appliance.config.sections.limits import Media
+from appliance.media.job import Job, JobLimits
 from appliance.media.loader import Cache, MediaLoader
-from appliance.media.part import MediaPart
+from appliance.media.media_process import Worker
+from appliance.media.part import DONE, REFUSED, MediaPart
 from appliance.runtime import limited_processes
 from engine.api.errors import RequestError
 from engine.api.media import MediaTensor
 from engine.media.decode import Limits, decode
+from engine.media.families import read_processors
 from engine.media.processed import MediaError, Processed
+from engine.media.processor import process_audio
 from tests.appliance.server.http.image_models import wav
 from tests.engine.media.test_videos import encoded, steps
 from tests.tiers import thinned
@@ -270,3 +276,47 @@ def test_uuids_of_another_key_are_not_known(make: Callable[..., MediaLoader]) ->
     assert reference in asyncio.run(loader.load([reference], "alice"))
     with pytest.raises(RequestError, match="no image with the uuid 'cat'"):
         asyncio.run(loader.load([reference], "bob"))
+
+
+@pytest.mark.parametrize("form", ["matroska", "avi"])
+def test_sound_of_a_video_is_read_if_the_request_wants_it(form: str, tmp_path: Path) -> None:
+    """Qwen2.5-Omni: pieces of 2 s of frames and of sound take turns; a silent video has none."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni_thinker"}))
+    (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 14, "feature_size": 128}')
+    worker = Worker(str(tmp_path), JobLimits(1 << 24, 1 << 24, 64, 60.0))
+    noise = (np.random.default_rng(1).normal(0, 1000, 40_000)).astype(np.int16)
+    codec = {"matroska": "mpeg4", "avi": "mjpeg"}[form]
+    loud, silent = encoded(steps(50), form, codec, sound=noise), encoded(steps(50), form, codec)
+
+    def read(data: bytes, options: str = "") -> Processed:
+        reply = worker.reply(msgspec.msgpack.encode(Job("video", (data,), options)))
+        assert reply[:1] == DONE, reply
+        return msgspec.msgpack.decode(reply[1:], type=Processed)
+
+    wanted = '{"use_audio_in_video": true}'
+    plain, found = read(loud), read(loud, wanted)
+    assert not plain.parts and plain.text == "<|VIDEO|>" and read(silent, wanted) == read(silent)
+    # The video has 5 pairs of frames in 5 s, 2 in each piece. The sound has 62 tokens in 2.5 s.
+    assert found.text == "<|audio_bos|><|VIDEO|><|AUDIO|><|VIDEO|><|AUDIO|><|VIDEO|><|audio_eos|>"
+    each = plain.runs[0] // 5
+    assert found.runs == (2 * each, 50, 2 * each, 12, each)
+    pixels = b"".join(part.tensors["pixel_values_videos"].data for part in found.parts[::2])
+    assert pixels == plain.tensors["pixel_values_videos"].data and found.size > plain.size
+    heard = read_processors(tmp_path).audio
+    assert heard is not None
+    whole = process_audio(heard, noise.astype(np.float32) / 32768).tensors["input_features"]
+    one, other = (part.tensors["input_features"] for part in found.parts[1::2])
+    joined = np.concatenate([np.frombuffer(part.data, "<f4").reshape(part.shape) for part in (one, other)], 1)
+    np.testing.assert_allclose(joined, np.frombuffer(whole.data, "<f4").reshape(whole.shape), atol=1e-5)
+    long = worker.reply(msgspec.msgpack.encode(Job("video", (encoded(steps(5), form, codec, sound=noise),), wanted)))
+    assert long[:1] == DONE
+
+
+def test_sound_of_videos_needs_a_model_that_reads_both(tmp_path: Path) -> None:
+    for kind, message in (("qwen2_5_vl", "reads videos and audio"), ("qwen3_omni_moe", "supported for Qwen2.5-Omni")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 14, "feature_size": 128}')
+        worker = Worker(str(tmp_path), JobLimits(1 << 24, 1 << 24, 64, 60.0))
+        job = Job("video", (encoded(steps(8)),), '{"use_audio_in_video": true}')
+        reply = worker.reply(msgspec.msgpack.encode(job))
+        assert reply[:1] == REFUSED and message in reply.decode()

@@ -1,5 +1,6 @@
 """Tiny random checkpoints of multimodal families, items, and their embeddings as transformers computes them."""
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -91,7 +92,8 @@ GRIDS = ((1, 4, 6), (2, 2, 8), (1, 10, 4))
 
 def qwen(name: str, eyes: dict[str, Any], **text: Any) -> Case:
     def make() -> Any:
-        inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | text
+        # transformers adds defaults to the dicts that it gets.
+        inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | copy.deepcopy(text)
         config = getattr(transformers, f"{name}Config")(text_config=inner, vision_config=eyes)
         return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
@@ -192,6 +194,63 @@ def idefics3(name: str, scale: int) -> Case:
 
     sizes = [(1, 1, 3, 24, 24), (1, 2, 3, 24, 24), (1, 3, 3, 48, 48)]
     return Case(make, lambda: images(*sizes), one_by_one)
+
+
+def idefics2() -> Case:
+    """A whole image, one with a partial patch, and pieces of several sizes."""
+
+    def make() -> Any:
+        eyes = {**EYES, "image_size": 24}
+        perceiver = {"resampler_n_latents": 5, "resampler_depth": 2, "resampler_n_heads": 4, "resampler_head_dim": 6}
+        config = transformers.Idefics2Config(
+            vision_config=eyes,
+            text_config={"model_type": "mistral", **TEXT},
+            perceiver_config={**perceiver, "num_key_value_heads": 2, "hidden_size": 24, "rms_norm_eps": 1e-4},
+        )
+        return transformers.Idefics2ForConditionalGeneration(config)
+
+    def items() -> list[Item]:
+        made = images((1, 1, 3, 24, 24), (1, 1, 3, 18, 29), (1, 3, 3, 20, 24))
+        for item, sizes in zip(made, (((24, 24),), ((18, 29),), ((20, 12), (9, 24), (20, 24))), strict=True):
+            item["image_sizes"] = torch.tensor(sizes)
+        return made
+
+    def features(model: Any, items: list[Item]) -> list[Tensor]:
+        found = []
+        for item in items:
+            pixels = item["pixel_values"]
+            mask = torch.zeros(1, *pixels.shape[1:2], *pixels.shape[3:], dtype=torch.int64)
+            for own, (high, wide) in zip(mask[0], item["image_sizes"].tolist(), strict=True):
+                own[:high, :wide] = 1
+            found += model.model.get_image_features(pixels, mask).pooler_output
+        return found
+
+    return Case(make, items, features)
+
+
+def minicpm_v(name: str, **more: Any) -> Case:
+    """Images of several sizes, and one with slices. The second merge is after the last block."""
+
+    def make() -> Any:
+        eyes = {**EYES, "image_size": 24, "num_hidden_layers": 3}
+        text = {key: value for key, value in TEXT.items() if key != "head_dim"} | DELTA
+        config = getattr(transformers, f"{name}Config")(
+            vision_config=eyes, text_config={"model_type": "qwen3_5_text", **text}, insert_layer_id=1, **more
+        )
+        return getattr(transformers, f"{name}ForConditionalGeneration")(config)
+
+    def items() -> list[Item]:
+        torch.manual_seed(3)
+        made = []
+        for sizes in (((8, 8),), ((4, 12),), ((8, 4), (4, 8), (4, 8))):
+            count = sum(high * wide for high, wide in sizes)
+            made.append({"pixel_values": torch.randn(1, 3, 4, 4 * count), "target_sizes": torch.tensor(sizes)})
+        return made
+
+    def features(model: Any, items: list[Item]) -> list[Tensor]:
+        return [torch.cat(model.model.get_image_features(**item).pooler_output) for item in items]
+
+    return Case(make, items, features)
 
 
 PINPOINTS = [[12, 24], [24, 12], [24, 24], [12, 36], [36, 36]]
@@ -438,7 +497,60 @@ def gemma4(**more: Any) -> Case:
     return Case(make, items, one_by_one)
 
 
+PHI4_EARS = {
+    **{"hidden_size": 12, "intermediate_size": 14, "num_blocks": 2, "num_attention_heads": 2, "input_size": 10},
+    **{"ext_pw_out_channel": 12, "depthwise_separable_out_channel": 12, "depthwise_multiplier": 2},
+    **{"bias_max_distance": 4, "nemo_conv_channels": 6, "nemo_activation": "gelu"},
+}
+
+
+def phi4(image: int = 90, audio: int = 91, **text: Any) -> Any:
+    """Return a model with tiles of 4 · 4 patches, whose convolutions are all different.
+
+    Its attention is `eager`: with torch's, transformers computes the tower with a causal mask if no patch is masked."""
+    eyes = {**EYES, "image_size": 16, "crop_size": 16, "image_token_id": image}
+    inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | text
+    ears = {**PHI4_EARS, "audio_token_id": audio}
+    config = transformers.Phi4MultimodalConfig(**inner, vision_config=eyes, audio_config=ears)
+    model = transformers.Phi4MultimodalForCausalLM(config)
+    model.set_attn_implementation("eager")
+    encoder = model.model.embed_tokens_extend.audio_embed.encoder.encoder_embedding
+    encoder.global_mean.normal_(0, 0.5)
+    encoder.global_invstd.uniform_(0.5, 1.5)
+    return model
+
+
+def phi4_image(rows: int, columns: int, below: int, right: int, seed: int = 3) -> tuple[Item, int]:
+    """Return an image of this many tiles, whose last ones have this many patches in a column and a row, and the number
+    of its tokens."""
+    mask = torch.ones(1, rows * columns + 1, 4, 4)
+    for tile in range(rows * columns):
+        mask[0, tile + 1, below if tile // columns == rows - 1 else 4 :] = 0
+        mask[0, tile + 1, :, right if tile % columns == columns - 1 else 4 :] = 0
+    pixels = torch.randn(1, rows * columns + 1, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+    item = {"image_pixel_values": pixels, "image_attention_mask": mask}
+    high, wide = 2 * (rows - 1) + (below + 1) // 2, 2 * (columns - 1) + (right + 1) // 2
+    sizes = torch.tensor([[16 * rows, 16 * columns]])
+    return {**item, "image_sizes": sizes}, 2 * 3 + 1 + high * (wide + 1)
+
+
+def phi4_case() -> Case:
+    """Tiles that are whole, and such whose last rows and columns are masked, an odd number of them too."""
+    images = [phi4_image(*one) for one in ((1, 1, 4, 4), (2, 3, 3, 1), (1, 2, 2, 4), (3, 1, 4, 3))]
+
+    def features(model: Any, items: list[Item]) -> list[Tensor]:
+        tower, token = model.model.embed_tokens_extend.image_embed, model.config.vision_config.image_token_id
+        found = []
+        for item, (_, count) in zip(items, images, strict=True):
+            ids = torch.full((1, count), token)
+            found.append(tower(ids, torch.zeros(1, count, 24), **item)[0])
+        return found
+
+    return Case(phi4, lambda: [item for item, _ in images], features)
+
+
 CASES = {
+    "phi4": phi4_case(),
     "llava": llava(),
     "llava-layers": llava(vision_feature_layer=[-3, 2, -1], vision_feature_select_strategy="full"),
     "pixtral": pixtral(),
@@ -452,6 +564,9 @@ CASES = {
     "lighton-ocr": lighton_ocr(),
     "internvl": internvl(-1),
     "internvl-odd": internvl(-2, use_qk_norm=True, attention_bias=True, norm_type="rms_norm"),
+    "idefics2": idefics2(),
+    "minicpm-v": minicpm_v("MiniCPMV4_6"),
+    "minicpm-ocr": minicpm_v("MiniCPMOcr", merger_times=2, tie_word_embeddings=False),
     "idefics3": idefics3("Idefics3", 2),
     "smolvlm": idefics3("SmolVLM", 3),
     "llava-next": llava_next(),

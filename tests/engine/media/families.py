@@ -24,6 +24,7 @@ from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics2.image_processing_pil_idefics2 import Idefics2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
@@ -34,6 +35,8 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
+from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 from transformers.models.paligemma.processing_paligemma import PaliGemmaProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -100,6 +103,43 @@ class AriaReference:
         mask = found.pop("pixel_mask")
         sizes = np.stack((mask.any(2).sum(1), mask.any(1).sum(1)), 1)
         return {**found, "image_sizes": (sizes + 13) // 14 * 14}
+
+
+class Idefics2Reference:
+    """The image processor of Idefics2, with the sizes of images in place of masks."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.processor = Idefics2ImageProcessorPil(**settings)
+
+    def to_json_string(self) -> str:
+        return str(self.processor.to_json_string())
+
+    def __call__(self, images: list[Image.Image], return_tensors: str) -> dict[str, Any]:
+        found = dict(self.processor(images=images, return_tensors=return_tensors))
+        (mask,) = found.pop("pixel_attention_mask")
+        return {**found, "image_sizes": np.stack((mask.any(2).sum(1), mask.any(1).sum(1)), 1)}
+
+    @staticmethod
+    def replace_image_token(own: Any, outputs: dict[str, np.ndarray[Any, Any]], number: int) -> str:
+        return "<around>" + ("<image>" * 5 + "<around>") * outputs["pixel_values"].shape[1]
+
+
+class MiniCPMVReference:
+    """The image processor of MiniCPM-V, with sizes of int64 and the prompt text of its processor."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.processor = MiniCPMV4_6ImageProcessorPil(**settings)
+
+    def to_json_string(self) -> str:
+        return str(self.processor.to_json_string())
+
+    def __call__(self, images: list[Image.Image], return_tensors: str) -> dict[str, Any]:
+        found = dict(self.processor(images=images, return_tensors=return_tensors))
+        return {**found, "target_sizes": found["target_sizes"].astype(np.int64)}
+
+    @staticmethod
+    def replace_image_token(own: Any, outputs: dict[str, np.ndarray[Any, Any]], number: int) -> str:
+        return str(MiniCPMV4_6Processor.replace_image_token(own, outputs, number, image_token_divisor=16))
 
 
 class KimiVLReference:
@@ -333,6 +373,28 @@ FAMILIES = {
             "image_seq_length": 4,
         },
         unused=("num_patches",),
+    ),
+    "idefics2": Family(
+        {"model_type": "idefics2", "perceiver_config": {"resampler_n_latents": 5}},
+        Idefics2Reference,
+        Idefics2Reference,
+        "<image>",
+        ("<image>", "<around>"),
+        {"size": {"shortest_edge": 20, "longest_edge": 64}},
+        {"image_boundary_token": "<around>"},
+    ),
+    "minicpmv4_6": Family(
+        {"model_type": "minicpmv4_6"},
+        MiniCPMVReference,
+        MiniCPMVReference,
+        "<|image_pad|>",
+        ("<|image_pad|>", "<image>", "</image>", "<slice>", "</slice>"),
+        {"scale_resolution": 24, "patch_size": 4, "max_slice_nums": 5, "use_image_id": False},
+        attributes={
+            **{"image_token": "<|image_pad|>", "image_start_token": "<image>", "image_end_token": "</image>"},
+            **{"slice_start_token": "<slice>", "slice_end_token": "</slice>", "slice_mode": True},
+        },
+        unused=("grids", "num_patches_per_image"),
     ),
     "idefics3": Family(
         {"model_type": "idefics3"},

@@ -1,12 +1,8 @@
 """Compare images of Llama 4 with transformers' processor. It needs torchvision, which is not installed, so the tests
-replace it: torch pads the images and resizes them, with the kernels for uint8 that torchvision uses."""
+replace it."""
 
-import importlib
 import json
-import sys
-import types
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ from engine.api.errors import CheckpointError
 from engine.media.families import read_processors
 from engine.media.processor import process
 from engine.worker.grid_positions import as_array
+from tests.engine.media.torchvision_stand_in import imported
 
 EDGE, PATCH = 16, 4
 SIZES = ((1, 1), (16, 16), (17, 16), (40, 30), (100, 7), (5, 90), (64, 64), (33, 120), (3, 16), (31, 31))
@@ -28,22 +25,8 @@ MODULE = "transformers.models.llama4.image_processing_llama4"
 
 @pytest.fixture(scope="module")
 def theirs() -> Iterator[Any]:
-    """Import transformers' class with a replacement for torchvision."""
-    functional = types.ModuleType("functional")
-    functional.pad = lambda x, padding, fill: torch.nn.functional.pad(  # type: ignore[attr-defined]
-        x, (padding[0], padding[2], padding[1], padding[3]), value=0
-    )
-    functional.InterpolationMode = Enum("InterpolationMode", ["BILINEAR"])  # type: ignore[attr-defined]
-    v2, transforms, torchvision = (types.ModuleType(name) for name in ("v2", "transforms", "torchvision"))
-    v2.functional = functional  # type: ignore[attr-defined]
-    names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
-    stands = dict(zip([*names, f"{names[2]}.functional"], [torchvision, transforms, v2, functional], strict=True))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in stands.items():
-            patch.setitem(sys.modules, name, module)
-        found = importlib.import_module(MODULE)
-    sys.modules.pop(MODULE)
-    yield found
+    with imported(MODULE) as found:
+        yield found
 
 
 def reference(theirs: Any, image: Image.Image, *, enlarges: bool) -> tuple[np.ndarray, tuple[int, int]]:

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from transformers.models.idefics2.processing_idefics2 import Idefics2Processor
+from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 
 from engine.api.errors import CheckpointError
 from engine.api.media import MediaItem
@@ -16,7 +19,8 @@ from engine.media.families import read_processors
 from engine.media.processed import Known, MediaError, Processed, Tokens
 from engine.media.processor import Processor, process
 from engine.media.prompt import MediaPromptError, expand
-from tests.engine.media.families import FAMILIES, own_tokenizer, reference, reference_ids, write
+from tests.engine.media.families import FAMILIES, Idefics2Reference, own_tokenizer, reference, reference_ids, write
+from tests.engine.media.torchvision_stand_in import imported
 
 SIZES = [(1, 1), (28, 28), (29, 57), (64, 17), (101, 20), (7, 90), (200, 200)]
 """Width and height."""
@@ -140,6 +144,104 @@ def test_odd_patches_of_lighton_ocr_have_no_token(tmp_path: Path) -> None:
     assert processor.layout(30, 18).runs == (2 * 4,) and processor.layout(28, 29).runs == (4 * 3,)
     with pytest.raises(MediaError, match="smaller than a token"):
         processor.layout(9, 3)
+
+
+def test_quarters_of_idefics2_equal_transformers(tmp_path: Path) -> None:
+    path = write("idefics2", tmp_path) / "preprocessor_config.json"
+    settings = json.loads(path.read_text()) | {"do_image_splitting": True}
+    path.write_text(json.dumps(settings))
+    theirs = Idefics2Reference(**{key: settings[key] for key in ("size", "do_image_splitting")})
+    for size in ((2, 3), (57, 29), (101, 20), (200, 333), (333, 200)):
+        image = noise(*size)
+        wanted, found = theirs([image], return_tensors="np"), process(processor_of(tmp_path), image)
+        assert_equal(found, wanted)
+        assert found.text == "<around>" + "<image><around>" * 5 and found.runs == (5,) * 5
+    with pytest.raises(MediaError, match="quarters"):
+        processor_of(tmp_path).layout(1, 30)
+
+
+def test_images_of_minicpm_v_are_numbered(tmp_path: Path) -> None:
+    """Numbers start from 0 in each prompt and equal those of `MiniCPMV4_6Processor._prepend_local_ids`."""
+    path = write("minicpmv4_6", tmp_path) / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_image_id": True}))
+    processor, texts = processor_of(tmp_path), list[str]()
+    image, known = process(processor, noise(24, 24)), {"image": Known(processor.tokens, 1)}
+
+    def encode(text: str) -> list[int]:
+        texts.append(text)
+        return [1] * text.count("<|image_pad|>")
+
+    expand("<|image_pad|>a<|image_pad|>", [image, image], known, encode)
+    own = type("", (), {"image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>"})()
+    wanted = MiniCPMV4_6Processor._prepend_local_ids(
+        own, ["<|image_pad|>a<|image_pad|>"], [image.text] * 2, "<|image_pad|>"
+    )
+    assert texts == ["a".join(wanted)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"downsample_mode": "4x"}, {"do_resize": False}, {"max_slice_nums": 0}, {"small_image_upsize": "adaptive"}],
+)
+def test_other_settings_of_minicpm_v_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    path = write("minicpmv4_6", tmp_path) / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(CheckpointError, match=next(iter(settings))):
+        read_processors(tmp_path)
+
+
+def test_images_of_minicpm_ocr_equal_transformers(tmp_path: Path) -> None:
+    settings = {"scale_resolution": 24, "patch_size": 4, "max_slice_nums": 5, "small_image_upsize": "never"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "minicpm_ocr"}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with imported("transformers.models.minicpm_ocr.image_processing_minicpm_ocr") as module:
+        kind = module.MiniCPMOcrImageProcessor
+    theirs = kind.__new__(kind)
+    theirs.resize = lambda pixels, size, resample: torch.nn.functional.interpolate(
+        pixels.unsqueeze(0), (size.height, size.width), mode="bicubic", antialias=True
+    )[0]
+    theirs.rescale_and_normalize = lambda pixels, *_: (pixels.float() - 127.5) / 127.5
+    for size in ((1, 1), (24, 24), (20, 30), (64, 17), (101, 20), (200, 200)):
+        image = noise(*size)
+        pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).contiguous()
+        options = {
+            "resample": 3,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "do_resize": True,
+        }
+        options |= {"image_mean": 0.5, "image_std": 0.5, "slice_mode": True, "disable_grouping": True}
+        wanted = theirs._preprocess([pixels], **settings, **options, downsample_mode="4x", return_tensors=None)
+        found = arrays(process(processor_of(tmp_path), image))
+        np.testing.assert_array_equal(found["target_sizes"], wanted["target_sizes"])
+        np.testing.assert_allclose(found["pixel_values"], wanted["pixel_values"], rtol=0, atol=1e-5, err_msg=str(size))
+
+
+def test_texts_around_images_of_idefics2_equal_transformers(tmp_path: Path) -> None:
+    """Adjacent images share a token, and words after an image begin with a space."""
+
+    theirs = Idefics2Processor.__new__(Idefics2Processor)
+    theirs.fake_image_token, theirs.image_token, theirs.image_seq_len = "<around>", "<image>", 2
+    theirs.image_processor = type("", (), {"do_image_splitting": False})()
+    texts = list[str]()
+    theirs.tokenizer = lambda given, **_: texts.extend(given) or {}
+    theirs.tokenizer.init_kwargs = {}  # type: ignore[attr-defined]
+    theirs._merge_kwargs = lambda *_, **__: {"text_kwargs": {}, "images_kwargs": {}}  # type: ignore[method-assign]
+    theirs._check_special_mm_tokens = lambda *_, **__: None  # type: ignore[method-assign]
+    processor = processor_of(write("idefics2", tmp_path))
+    image, known = process(processor, noise(30, 30)), {"image": Known(processor.tokens, 1)}
+    own = list[str]()
+
+    def encode(text: str) -> list[int]:
+        own.append(text.replace("<image>", "<image>" * 2))
+        return [1] * text.count("<image>")
+
+    prompts = ("<image>word", "<image><image> x<image>\ny", "<image><image><image><end>", "a <image>?<image>ä")
+    for prompt in prompts:
+        theirs(text=prompt)
+        expand(prompt, [image] * prompt.count("<image>"), known, encode)
+    assert own == texts and len(own) == 4
 
 
 def test_digest_depends_on_pixels_only(tmp_path: Path) -> None:

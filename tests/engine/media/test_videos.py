@@ -176,13 +176,20 @@ def test_options_do_not_change_the_only_size_that_a_tower_reads(tmp_path: Path) 
         read_processors(tmp_path, {"size": {"shortest_edge": 8}})
 
 
-def encoded(frames: Array, form: str = "mp4", codec: str = "mpeg4", rate: int = 10) -> bytes:
-    """Return a video file of frames [frames, height, width, 3]."""
+def encoded(
+    frames: Array, form: str = "mp4", codec: str = "mpeg4", rate: int = 10, sound: Array | None = None
+) -> bytes:
+    """Return a video file of frames [frames, height, width, 3], with mono samples of int16 at 16 kHz."""
     stream = io.BytesIO()
     with av.open(stream, "w", format=form) as container:
         video = container.add_stream(codec, rate=rate)
         video.width, video.height = frames.shape[2], frames.shape[1]
         video.pix_fmt = {"gif": "rgb8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
+        if sound is not None:
+            track = container.add_stream("pcm_s16le", rate=16_000, layout="mono")
+            block = av.AudioFrame.from_ndarray(sound[None], format="s16", layout="mono")
+            block.rate = 16_000
+            container.mux([*track.encode(block), *track.encode(None)])
         for number, frame in enumerate(frames):
             one = av.VideoFrame.from_ndarray(frame, format="rgb24")
             one.pts, one.time_base = number, Fraction(1, rate)

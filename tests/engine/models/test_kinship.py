@@ -9,6 +9,7 @@ import pytest
 from engine.api.errors import UnknownArchitecture
 from engine.models import foreign
 from engine.models.checkpoint import read_checkpoint
+from engine.models.unsupported import NOT_SERVED
 
 OTHERS = "nor is its family"
 
@@ -60,4 +61,22 @@ def test_an_architecture_of_another_kind_has_no_relatives(tmp_path: Path) -> Non
 def test_misspelled_architecture_is_corrected(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
     with pytest.raises(UnknownArchitecture, match=r"Did you mean (LlamaForCausalLM|Qwen3ForCausalLM)\? Supported are "):
+        read_checkpoint(tmp_path, weights=False)
+
+
+@pytest.mark.parametrize("name", NOT_SERVED)
+def test_models_with_images_that_are_not_served_are_refused_with_an_alternative(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    reason, instead = NOT_SERVED[name]
+    with pytest.raises(UnknownArchitecture) as refused:
+        read_checkpoint(tmp_path, weights=False)
+    assert str(refused.value).endswith(f"the architecture {name!r} is not supported: {reason}; {instead}")
+
+
+def test_the_text_decoder_of_a_model_that_is_not_served_is_named(tmp_path: Path) -> None:
+    config = {"architectures": ["InstructBlipForConditionalGeneration"], "text_config": {"model_type": "llama"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UnknownArchitecture, match="depend on the text of the prompt; .*text_only: true serves its text"
+    ):
         read_checkpoint(tmp_path, weights=False)
