@@ -1,11 +1,11 @@
 """`python -m benchmarks.first_steps [--paths convert crash] [--manifest M]`: time of the first steps of an operator.
 
-    clone    `git clone`, then `make serve MANIFEST=M` until the first token. Each phase that make and the launcher print
-             is a row, so that the time of pip is separate
+    clone    `git clone`, then `make serve MANIFEST=M` until the first token. Each phase that make prints is a row, so that
+             the time of pip is separate
     convert  `slipway init --from` with a command line of vLLM for the model of M, `slipway check`, and `slipway serve`
              until the first token
-    crash    the engine of a service is killed: until the log has the cause, until `slipway explain` has printed its cure,
-             and until the open stream continues
+    crash    the engine of a service is killed: until the log has the cause, until `slipway explain` has printed its
+             cure, and until the open stream continues
 
 Every row has the number of commands that the operator types for it. The JSON file has the machine, too.
 """
@@ -57,7 +57,8 @@ class Output:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process, self.lines = process, list[tuple[float, str]]()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -84,10 +85,12 @@ def started(command: list[str], cwd: Path) -> Iterator[Output]:
     with subprocess.Popen(
         command, cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
+        output = Output(process)
         try:
-            yield Output(process)
+            yield output
         finally:
             process.terminate()
+            output.reader.join(TIMEOUT_S)
 
 
 def is_ready(line: str) -> bool:
@@ -153,7 +156,7 @@ def convert(manifest: Path, folder: Path) -> list[Step]:
     names = {"slipway init --from": 1, "slipway check": 1, "slipway serve, until ready": 1, "first token": 0}
     steps = [
         Step("convert", name, count, after - before)
-        for (name, count), before, after in zip(names.items(), times, times[1:], strict=True)
+        for (name, count), before, after in zip(names.items(), times, times[1:], strict=False)
     ]
     return [*steps, together("convert", steps)]
 
