@@ -1,7 +1,7 @@
 """`python -m benchmarks.first_steps [--paths convert crash] [--manifest M]`: time of the first steps of an operator.
 
-    clone    `git clone`, then `make serve MANIFEST=M` until the first token. Each phase that make prints is a row, so that
-             the time of pip is separate
+    clone    `git clone`, then `make serve MANIFEST=M` until the first token. Each phase that make prints is a row, so
+             that the time of pip is separate
     convert  `slipway init --from` with a command line of vLLM for the model of M, `slipway check`, and `slipway serve`
              until the first token
     crash    the engine of a service is killed: until the log has the cause, until `slipway explain` has printed its
@@ -80,8 +80,10 @@ class Output:
 
 @contextlib.contextmanager
 def started(command: list[str], cwd: Path) -> Iterator[Output]:
-    """Run a program, and send it SIGTERM at the end."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)} if command[0] == sys.executable else dict(os.environ)
+    """Run a program, and send it SIGTERM at the end. A copy of the repository must not import from this one."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if cwd == ROOT:
+        environ["PYTHONPATH"] = str(ROOT)
     with subprocess.Popen(
         command, cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
