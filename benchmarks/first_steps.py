@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -122,7 +122,8 @@ def clone(manifest: Path, folder: Path) -> list[Step]:
     command = ["make", "serve", f"MANIFEST={manifest.relative_to(ROOT)}", "PORT=0"]
     with started(command, copy) as output:
         ready_s, line = output.wait(is_ready)
-        steps += phases(output.lines, cloned_s)
+        first, *others = phases(output.lines, cloned_s)
+        steps += [replace(first, commands=1), *others]
         steps.append(Step("clone", "first token", 1, first_token(address(line)) - ready_s))
     return [*steps, together("clone", steps)]
 
@@ -155,7 +156,7 @@ def convert(manifest: Path, folder: Path) -> list[Step]:
     with started([*SLIPWAY, "serve", str(path), "--port", "0"], ROOT) as output:
         ready_s, printed = output.wait(is_ready)
         times += [ready_s, first_token(address(printed))]
-    names = {"slipway init --from": 1, "slipway check": 1, "slipway serve, until ready": 1, "first token": 0}
+    names = {"slipway init --from": 1, "slipway check": 1, "slipway serve, until ready": 1, "first token": 1}
     steps = [
         Step("convert", name, count, after - before)
         for (name, count), before, after in zip(names.items(), times, times[1:], strict=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 GPU = ("torch", "triton", "nvidia-", "cuda-")
 """Beginnings of the names of packages that only an image for GPUs has, and torch."""
+EVERYWHERE = "nvidia-ml-py"
 
 
 def size(one: Distribution) -> int:
@@ -26,7 +27,7 @@ def sizes(site: Path) -> dict[str, int]:
     others = 0
     for one in distributions(path=[str(site)]):
         name = one.metadata["Name"].lower().replace("_", "-")
-        if name.startswith(GPU):
+        if name.startswith(GPU) and name != EVERYWHERE:
             found[f"{name}=={one.version.partition('+')[0]}"] = size(one)
         elif not name.startswith("slipway"):
             others += size(one)

@@ -31,6 +31,6 @@ def test_lines_of_make_and_of_the_launcher_are_phases():
 def test_a_command_line_is_converted_and_a_crash_is_explained(tmp_path, capsys):
     assert main(["--out", str(tmp_path / "steps.json")]) == 0
     steps = {(one["path"], one["name"]): one for one in json.loads((tmp_path / "steps.json").read_text())["steps"]}
-    assert steps["convert", "together"]["commands"] == 3
+    assert steps["convert", "together"]["commands"] == 4
     assert steps["crash", "slipway explain signal has printed the cure"]["commands"] == 1
     assert all(0 < one["seconds"] < 100 for one in steps.values()) and "crash" in capsys.readouterr().out
