@@ -43,7 +43,7 @@ def test_sm_20_mh_21_invocations_are_served_by_the_shape_of_the_body(client):
 
 @pytest.mark.parametrize("size", [6_291_456, 25_000_000])
 def test_sm_20_sm_26_a_body_of_the_largest_size_is_read(client, size):
-    """6 MiB is the limit of botocore's shapes, 25 MB that of the documentation."""
+    """Limits: 6 MiB in the shapes of botocore, 25 MB in the documentation."""
     body = json.dumps({**PROMPT, "user": ""})
     body = body.replace('"user": ""', f'"user": "{"x" * (size - len(body))}"')
     reply = client.post("/invocations", content=body, headers={"content-type": "application/json"})

@@ -97,7 +97,7 @@ KEY = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)(?:: ([^` ]+)`|` (?:is|=) `((?!config
 
 
 def test_values_of_keys_on_the_pages_are_possible() -> None:
-    """As `key: value` or `key` is `value`. Words in capital letters stand for values."""
+    """Read `key: value`, and `key` is `value`. A word in capital letters is a placeholder."""
     validator = jsonschema.Draft202012Validator(manifest_schema())
     found = []
     for page in PAGES:

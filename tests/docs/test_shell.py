@@ -1,9 +1,9 @@
 """Each command in the shell blocks of all pages runs, against the demo model and a running service.
 
 Models that are not there are replaced by the demo; loads are made small. Commands for other models run in the tests of
-these models (ELSEWHERE). Programs that a machine for tests does not have (OTHERS) are not run, but the files that they
-are given must have been written by the commands before. Of make and pytest, targets, options and paths are checked,
-because their commands run this test.
+these models (ELSEWHERE). Programs that a machine for tests does not have (OTHERS) are not run, but commands before
+them must have written their files. The commands of make and pytest would run this test, so only their targets, options
+and paths are checked.
 """
 
 import json
@@ -204,7 +204,7 @@ def execute(command: list[str], given: str) -> None:
 
 
 def in_a_shell(line: str, service: Appliance) -> None:
-    """Run a command with the run directory of the service, and with ./etc in place of /etc."""
+    """Run a command in the run directory of the service. `install` writes into ./etc."""
     line = line.replace("/tmp/slipway-…", str(run_directory(service.process.pid))).replace(" /etc/", " etc/")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
