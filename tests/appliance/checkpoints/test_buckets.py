@@ -444,8 +444,10 @@ ASSUMED = f"""<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResul
 def test_s3_is_read_with_the_role_of_a_kubernetes_service_account(
     store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AWS's token service is asked by HTTPS only."""
+    """AWS's token service is asked by HTTPS only. A profile has less precedence."""
     found = store("s3")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id = PROFILE\naws_secret_access_key = y\n")
     authority, certificate, key = write_authority(tmp_path)
     (tmp_path / "token").write_text("of the account")
     with serving((certificate, key)) as sts:
