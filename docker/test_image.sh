@@ -194,6 +194,10 @@ inside_python docker/measure.py /opt/slipway/manifests/demo --least 1.3 || fail 
 
 inside python -c 'import ssl; paths = ssl.get_default_verify_paths(); raise SystemExit(not (paths.cafile or paths.capath))' ||
     fail "TLS finds no certificates of authorities"
+# The NVIDIA runtime mounts the files of the host's driver. Kernels of the image are linked to a stub of libcuda.so.1 in a
+# folder where no loader looks for it.
+inside python -c 'import pathlib; raise SystemExit(str([*map(str, pathlib.Path("/usr").rglob("libcuda.so*"))] or ""))' ||
+    fail "the image has files of NVIDIA's driver"
 contents=$(inside_python docker/contents.py) || fail "the contents of the image cannot be measured"
 printf '%s\n' "$contents"
 megabytes=$(printf '%s\n' "$contents" | sed -n 's/^contents: *\([0-9]*\)\..* in all$/\1/p')

@@ -53,11 +53,17 @@ def at(command: str, url: str) -> str:
     return _SERVICE.sub(url, command)
 
 
+def command_with(page: str, words: str) -> str:
+    """The only command of a page with these words."""
+    (command,) = (one for one in commands(page) if words in one)
+    return command
+
+
 def documented(page: str, words: str, url: str, replaced: Mapping[str, str] = {}, cwd: Path = ROOT) -> str:
     """Run the only command of a page with these words against a service. Return what it prints.
 
     Pictures that the page shortens are replaced by a small one."""
-    (command,) = (one for one in commands(page) if words in one)
+    command = command_with(page, words)
     for old, new in {"iVBORw0KGgo…": png(), **replaced}.items():
         command = command.replace(old, new)
     program, *arguments = shlex.split(at(command, url), comments=True)

@@ -8,10 +8,12 @@ ranks of a model run in one pod. The image needs Ray and Slipway. The fields bel
 import yaml
 
 from appliance.deployment.kubernetes import Object, configuration, labels, pod
-from appliance.deployment.service import FOLDER, MANIFEST, Deployment
+from appliance.deployment.service import FOLDER, GIB, MANIFEST, Deployment, gibibytes
 
 MODULE = "slipway_ray"
 HEAD_CPUS, HEAD_MEMORY = "1", "4Gi"
+WORKER_BYTES = 2 * GIB
+"""Memory of Ray's processes in the pod of a worker, and of the replica that forwards requests."""
 _HEALTH_PERIOD_S = 5
 
 APPLICATION = '''\
@@ -155,6 +157,8 @@ def _worker(one: Deployment) -> Object:
     for name in ("args", "ports", "startupProbe", "readinessProbe", "livenessProbe"):
         del container[name]
     container["securityContext"]["readOnlyRootFilesystem"] = False
+    for size in container["resources"].values():
+        size["memory"] = f"{gibibytes(one.memory) + gibibytes(WORKER_BYTES)}Gi"
     limits = container["resources"]["limits"]
     limits["cpu"] = container["resources"]["requests"]["cpu"]  # KubeRay passes this number of CPUs to Ray
     return spec

@@ -10,8 +10,10 @@ from appliance.config import exits
 from appliance.deployment.service import Deployment, Layout, gibibytes
 
 FOLDER = "/etc/slipway"
-_PERMANENT = (exits.MANIFEST, exits.CHECKPOINT, exits.MEMORY, exits.INTEGRITY, exits.SELF_TEST)
+_PERMANENT = (exits.MANIFEST, exits.CHECKPOINT, exits.MEMORY, exits.ENGINE, exits.INTEGRITY, exits.SELF_TEST)
 """Exits that a restart cannot fix."""
+_HOMES = ("/home", "/root", "/run/user")
+"""Folders that ProtectHome hides."""
 _EXTRA_STOP_S = 5  # after the grace period, before systemd sends SIGKILL
 
 
@@ -74,12 +76,19 @@ def _files(one: Deployment) -> list[str]:
     lines += [f"Environment=XDG_CACHE_HOME=/var/cache/{one.name} HF_HOME=/var/cache/{one.name}/huggingface"]
     if one.data:
         lines += [f"StateDirectory={one.name}", "StateDirectoryMode=0700"]
-    read = [*([one.model_path] if one.model else []), *one.folders.values()]
+    read = [*([one.model_path] if one.model else []), *one.folders.values(), *python_folders()]
     lines += [f"BindReadOnlyPaths={_quoted(str(path))}" for path in read]
     for key, path in one.secret_files.items():
         written = path if path != Path() else Path(f"{FOLDER}/{one.name}/secrets/{key}")
         lines += [f"LoadCredential={key}:{_escaped(str(written))}"]
     return [*lines, *(f"LoadCredential={name}:{_escaped(str(path))}" for name, path in one.tls_files.items())]
+
+
+def python_folders() -> list[Path]:
+    """Return the folders of this Python and of Slipway that are below the folders of users."""
+    paths = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parents[2])
+    hidden = [path for path in dict.fromkeys(paths) if any(path.is_relative_to(home) for home in _HOMES)]
+    return [path for path in hidden if not any(path != each and path.is_relative_to(each) for each in hidden)]
 
 
 def _limits(one: Deployment) -> list[str]:

@@ -1,11 +1,17 @@
-"""lm-eval: likelihoods through completions, texts through chat, over a task that is made here."""
+"""lm-eval: likelihoods through completions, texts through chat, over a task that is made here; the command of
+docs/eval.md."""
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import lm_eval
 import pytest
 from lm_eval.tasks import TaskManager
+
+from tests.documented import ROOT, at, command_with
 
 DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo"
 QUESTIONS = [(7, 8), (17, 25), (40, 2), (12, 13)]
@@ -36,7 +42,8 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 
 
 @pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
+def folder(tmp_path_factory):
+    """Folder with two tasks, and their data."""
     folder = tmp_path_factory.mktemp("tasks")
     chat = "<|im_start|>user\nWhat is {} + {}?<|im_end|>\n<|im_start|>assistant\n"
     rows = [
@@ -52,6 +59,11 @@ def tasks(tmp_path_factory):
     (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     (folder / "choice.yaml").write_text(CHOICE.format(data=folder / "likely.jsonl"))
     (folder / "text.yaml").write_text(TEXT.format(data=folder / "asked.jsonl"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tasks(folder):
     return TaskManager(include_path=str(folder), include_defaults=False)
 
 
@@ -87,3 +99,16 @@ def test_texts(url, tasks):
         bootstrap_iters=0,
     )
     assert found["results"]["sums_text"]["exact_match,last"] == 1.0
+
+
+@pytest.mark.shows("lm-eval", "completions")
+def test_the_documented_command(url, folder):
+    """With a task that is on this machine."""
+    command = at(command_with("docs/eval.md", "lm_eval"), url)
+    program, *words = shlex.split(command.replace("mmlu --num_fewshot 5", "sums_choice"))
+    path = Path(sys.executable).with_name(program)
+    more = ["--include_path", str(folder), "--output_path", str(folder / "found")]
+    done = subprocess.run([path, *words, *more], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    (result,) = (folder / "found").rglob("*.json")
+    assert json.loads(result.read_text())["results"]["sums_choice"]["acc,none"] == 1.0

@@ -1,5 +1,6 @@
 """Amazon SageMaker and AWS's model hosting container standards. Each test names its lines of docs/platforms.md."""
 
+import json
 import subprocess
 import sys
 
@@ -38,6 +39,15 @@ def test_sm_20_mh_21_invocations_are_served_by_the_shape_of_the_body(client):
     assert client.post("/invocations", json=chat).json()["object"] == "chat.completion"
     scoring = {"query": "a", "items": ["b", "c"], "label_token_ids": [1, 2]}
     assert len(client.post("/invocations", json=scoring).json()["data"]) == 2
+
+
+@pytest.mark.parametrize("size", [6_291_456, 25_000_000])
+def test_sm_20_sm_26_a_body_of_the_largest_size_is_read(client, size):
+    """Limits: 6 MiB in the shapes of botocore, 25 MB in the documentation."""
+    body = json.dumps({**PROMPT, "user": ""})
+    body = body.replace('"user": ""', f'"user": "{"x" * (size - len(body))}"')
+    reply = client.post("/invocations", content=body, headers={"content-type": "application/json"})
+    assert len(body) == size and reply.status_code == 200, reply.text
 
 
 def test_sm_21_invocations_need_a_key_unless_the_manifest_says_otherwise(anyone):

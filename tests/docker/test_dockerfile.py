@@ -1,5 +1,6 @@
 import json
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -102,3 +103,31 @@ def test_shapes_whose_kernels_are_compiled_exist():
 
     (named,) = re.findall(r'^ARG SHAPES="(.*)"$', (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert set(named.split()) <= set(SHAPES)
+
+
+SYSTEM_BYTES = 150e6
+"""Python, the system's libraries and Slipway (97 MB in the image for CPUs) without kernels for GPUs."""
+KERNEL_BYTES = 300e6
+"""Room for the compiled kernels of two architectures and three shapes."""
+
+
+def test_the_image_for_cuda_is_below_its_limit():
+    """Sizes that were measured after pruning, of the versions in the lock files."""
+    sizes = json.loads((ROOT / "docker" / "cuda-sizes.json").read_text())
+    locks = "".join((ROOT / "requirements" / f"{name}.txt").read_text() for name in ("torch", "torch-cuda"))
+    locked = set(re.findall(r"^([a-z0-9-]+==[\w.]+)", locks, re.MULTILINE))
+    assert sizes.keys() == locked | {"others"}, "the versions changed: measure again (docker/sizes.py)"
+    (limit,) = re.findall(r"else most=(\d+);", (ROOT / "docker" / "test_image.sh").read_text())
+    assert sum(sizes.values()) + SYSTEM_BYTES + KERNEL_BYTES < int(limit) * 1e6
+
+
+def test_sizes_of_packages_are_those_of_their_files(tmp_path, capsys):
+    for name, version, count in (("torch", "2.1+cu130", 500), ("nvidia-nccl-cu13", "2", 70), ("click", "8", 9)):
+        about = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(bytes(count))
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (about / "RECORD").write_text(f"{name}/file,,\n{name}/pruned,,\n")
+    runpy.run_path(str(ROOT / "docker" / "sizes.py"))["main"]([str(tmp_path)])
+    assert json.loads(capsys.readouterr().out) == {"nvidia-nccl-cu13==2": 70, "torch==2.1": 500, "others": 9}

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from appliance.cli.main import COMMANDS, _long_options
+from appliance.config.keys import find
 from appliance.config.manifest import API_VERSION
 from appliance.config.schema_file import manifest_schema
 from appliance.config.settings import Given, load
@@ -76,7 +77,7 @@ def mentioned() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for number, line in enumerate(page.read_text().splitlines(), 1):
             for text in re.findall(r"`((?:\w+=\S+ )?slipway [a-z]+(?: [^`]*)?)`", line) or re.findall(
-                r"^(slipway [a-z]+(?: .*)?)$", line
+                r"^(?:\$ )?(slipway [a-z]+(?: .*)?)$", line
             ):
                 yield f"{page.name}:{number}", text
 
@@ -90,6 +91,28 @@ def test_commands_and_options_on_the_pages_exist() -> None:
         known = {*_long_options(command), "--help", "--help-all"}
         for option in re.findall(r"(?<=\s)--[a-z][\w.-]*", text):
             assert option.replace("_", "-") in known, f"{place}: slipway {command} has no {option}"
+
+
+KEY = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)(?:: ([^` ]+)`|` (?:is|=) `((?!config\.)[^` ]+)`)")
+
+
+def test_values_of_keys_on_the_pages_are_possible() -> None:
+    """Read `key: value`, and `key` is `value`. A word in capital letters is a placeholder."""
+    validator = jsonschema.Draft202012Validator(manifest_schema())
+    found = []
+    for page in PAGES:
+        for path, *values in KEY.findall(page.read_text()):
+            value = "".join(values)
+            if find(tuple(path.split("."))) is None or value.isupper():
+                continue
+            nested: Any = yaml.safe_load(value)
+            for part in reversed(path.split(".")):
+                nested = {part: nested}
+            minimal = {"apiVersion": API_VERSION, "model": {"source": {"path": "m"}}}
+            given = nested | minimal | {"model": nested.get("model", {}) | minimal["model"]}  # type: ignore[operator]
+            found.append((page.name, path, value, [error.message for error in validator.iter_errors(given)]))
+    assert len(found) > 50
+    assert [one for one in found if one[3]] == []
 
 
 def test_every_command_is_in_the_readme() -> None:

@@ -1,4 +1,4 @@
-"""Runs in a network namespace without routes: serves a bundle there and asks it once. Prints one JSON line."""
+"""Runs in a network namespace without routes: serves there and asks the service once. Prints one JSON line."""
 
 import json
 import signal
@@ -9,9 +9,9 @@ import time
 import httpx
 
 
-def main(bundle: str, port: int) -> None:
-    command = [sys.executable, "-m", "appliance", "serve", "--bundle", bundle, "--offline"]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
+def main(port: str, *words: str) -> None:
+    """words: arguments of `slipway`."""
+    command = [sys.executable, "-m", "appliance", *words, "--host", "127.0.0.1", "--port", port]
     routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
     service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
@@ -33,4 +33,4 @@ def main(bundle: str, port: int) -> None:
     print(json.dumps({"routes": routes, "text": reply["choices"][0]["message"]["content"], "code": code}))
 
 
-main(sys.argv[1], int(sys.argv[2]))
+main(*sys.argv[1:])

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
 import pytest
 
 from appliance.cli.main import main
+from tests.documented import command_with
 from tests.e2e.conftest import ROOT, free_port
 
 NAMESPACE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
@@ -32,7 +34,8 @@ def test_a_bundle_serves_without_a_network(tmp_path):
     bundle = tmp_path / "demo.bundle.tar"
     assert main(["bundle", str(ROOT / "manifests" / "demo.yaml"), "-o", str(bundle)]) == 0
     driver = str(ROOT / "tests" / "e2e" / "offline_driver.py")
-    done = inside(sys.executable, driver, str(bundle), str(free_port()), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    _, *words = shlex.split(command_with("docs/bundle.md", "--bundle").replace(bundle.name, str(bundle)))
+    done = inside(sys.executable, driver, str(free_port()), *words, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["routes"] == "" and "42" in found["text"] and found["code"] == 0

@@ -3,13 +3,15 @@
 import hashlib
 import json
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -34,6 +36,7 @@ class Files:
     seen: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
     authorizations: list[str | None] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
+    forms: list[dict[str, list[str]]] = field(default_factory=list)  # of POST requests, in path and body
     url: str = ""
     released: threading.Event = field(default_factory=threading.Event)  # ends stalls at the end of the test
 
@@ -58,7 +61,8 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
             self.response(body=True)
 
         def do_POST(self) -> None:  # a token for a token
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            text = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+            state.forms.append(parse_qs(f"{urlsplit(self.path).query}&{text}"))
             self.response(body=True)
 
         def status(self, code: int, **headers: str) -> None:
@@ -135,12 +139,19 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def serving() -> Iterator[Files]:
-    """Run a server; stop it and its stalled replies at the end of the block."""
+def serving(certificate: tuple[Path, Path] | None = None) -> Iterator[Files]:
+    """Run a server; stop it and its stalled replies at the end of the block.
+
+    certificate: of localhost with its key, for HTTPS."""
     state = Files()
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler(state))
     http.daemon_threads = True
     state.url = f"http://127.0.0.1:{http.server_address[1]}"
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        http.socket = context.wrap_socket(http.socket, server_side=True, do_handshake_on_connect=False)
+        state.url = f"https://localhost:{http.server_address[1]}"
     threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
         yield state

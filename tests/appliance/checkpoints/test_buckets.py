@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
-from source_servers import Files
+from source_servers import Files, serving
 
 from appliance.checkpoints import download_spec
 from appliance.checkpoints.bucket_clients import OPEN, bucket_region
@@ -32,6 +32,7 @@ from appliance.config.settings import Given
 from appliance.hardware.machine import Machine
 from appliance.planning.plan import resolved_values
 from appliance.planning.validate import download_missing, validate
+from tests.appliance.certificates import write_authority
 
 MACHINE = Machine(cores=2, cores_from="affinity", memory_free=2**34, memory_from="MemAvailable", no_gpu="no driver")
 QUICK = Policy(stall_s=1.0, attempts=2, total_s=20.0, min_free=1, pause_s=0.01)
@@ -433,6 +434,39 @@ def test_s3_is_read_with_the_identity_of_the_machine(
     assert folder_of("s3", tmp_path, **environ).listing().files
     region = "eu-west-3" if kind == "profile" else "us-east-1"
     assert re.search(rf"Credential=ROLE/\d+/{region}/s3/", str(found.authorizations[-1]))
+
+
+ASSUMED = f"""<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>
+<SessionToken>t</SessionToken><SecretAccessKey>s</SecretAccessKey><Expiration>{EXPIRES}</Expiration>
+<AccessKeyId>ROLE</AccessKeyId></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"""
+
+
+def test_s3_is_read_with_the_role_of_a_kubernetes_service_account(
+    store: Callable[[str], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS's token service is asked by HTTPS only. A profile has less precedence."""
+    found = store("s3")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id = PROFILE\naws_secret_access_key = y\n")
+    authority, certificate, key = write_authority(tmp_path)
+    (tmp_path / "token").write_text("of the account")
+    with serving((certificate, key)) as sts:
+        sts.answers["/"] = ASSUMED.encode
+        role = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/r", "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token")}
+        environ = {"AWS_ENDPOINT_URL_S3": found.url, "AWS_ENDPOINT_URL_STS": sts.url, **role}
+        with pytest.raises(SourceError, match="no credentials: .*: its certificate is not trusted; SSL_CERT_FILE"):
+            attempt("s3", tmp_path, monkeypatch, **environ)
+        attempt("s3", tmp_path, monkeypatch, SSL_CERT_FILE=str(authority), **environ)
+        (form,) = sts.forms
+        assert form["RoleArn"] == [role["AWS_ROLE_ARN"]] and form["WebIdentityToken"] == ["of the account"]
+        sts.faults["/"] = [403]
+        with pytest.raises(
+            SourceError, match="no credentials: .* 403 .*; grant the identity of this machine"
+        ) as caught:
+            attempt("s3", tmp_path, monkeypatch, **environ)
+        assert not caught.value.transient
+    sent = str(found.authorizations[-1])
+    assert re.search(r"Credential=ROLE/\d+/us-east-1/s3/", sent) and "x-amz-security-token" in sent
 
 
 def test_a_profile_may_name_a_compatible_service(

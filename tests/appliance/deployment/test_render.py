@@ -21,6 +21,7 @@ from appliance.deployment.kserve import kserve
 from appliance.deployment.kubernetes import kubernetes
 from appliance.deployment.leaderworkerset import leaderworkerset
 from appliance.deployment.ray import ray
+from appliance.deployment.service import gibibytes
 from appliance.deployment.systemd import layout as systemd_layout
 from appliance.deployment.systemd import systemd
 from appliance.server.admin.health import router as health
@@ -49,6 +50,7 @@ PLATFORMS = ("sagemaker", "vertex", "azureml")
 @pytest.fixture
 def on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HUB_TOKEN", "hf-not-rendered")
+    monkeypatch.setattr("appliance.deployment.systemd.python_folders", list)  # depends on the machine
     return write_demo(tmp_path, CPU)
 
 
@@ -231,6 +233,8 @@ def test_a_ray_service_has_the_devices_of_the_plan_and_an_application(tmp_path: 
     (container,) = group["template"]["spec"]["containers"]
     assert deployment["ray_actor_options"]["num_gpus"] == container["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert str(deployment["ray_actor_options"]["num_cpus"]) == container["resources"]["limits"]["cpu"]
+    memory = {kind: each["memory"] for kind, each in container["resources"].items()}
+    assert memory == dict.fromkeys(("requests", "limits"), f"{gibibytes(one.memory) + 2}Gi"), "2 GiB are Ray's"
     source = objects[0]["data"]["slipway_ray.py"]
     compile(source, "slipway_ray.py", "exec")
     assert (

@@ -3,13 +3,15 @@
 import configparser
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from appliance.config import exits
 from appliance.config.settings import Given, load
-from appliance.deployment.systemd import layout, systemd
+from appliance.deployment.systemd import layout, python_folders, systemd
 from tests.appliance.deployment.manifests import CPU, GPU, deployed, write_demo, write_manifest
 from tests.manifests.shapes import make_checkpoint
 
@@ -47,6 +49,22 @@ def test_the_unit_is_an_ini_file_with_the_three_sections(manifest: Path) -> None
     assert parser.sections() == ["Unit", "Service", "Install"]
 
 
+def test_python_below_the_folder_of_a_user_is_visible(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ProtectHome hides the environment of a checkout in /home, and a Python of pyenv or uv."""
+    monkeypatch.setattr(sys, "prefix", "/home/a/slipway/.venv")
+    monkeypatch.setattr(sys, "base_prefix", "/root/.pyenv/versions/3.11.7")
+    service = parsed(systemd(deployed(manifest, "cpu:4:16GiB", layout("m")))["m.service"])
+    assert service["ProtectHome"] == ["tmpfs"]
+    assert service["BindReadOnlyPaths"][1:] == ['"/home/a/slipway/.venv"', '"/root/.pyenv/versions/3.11.7"']
+    monkeypatch.setattr(sys, "base_prefix", "/home/a")
+    assert [str(path) for path in python_folders()] == ["/home/a"], "the environment is within"
+
+
+def test_exits_that_a_restart_cannot_fix_are_final(manifest: Path) -> None:
+    (found,) = parsed(systemd(deployed(manifest, "cpu:4:16GiB", layout("m")))["m.service"])["RestartPreventExitStatus"]
+    assert str(exits.ENGINE.number) in found.split() and str(exits.RESTARTS.number) not in found.split()
+
+
 def test_secrets_are_credentials_and_written_data_is_in_folders_of_the_service(manifest: Path) -> None:
     one = deployed(manifest, "cpu:4:16GiB", layout("m"))
     service = parsed(systemd(one)["m.service"])
@@ -72,6 +90,7 @@ def test_a_service_with_gpus_sees_devices(tmp_path: Path) -> None:
     assert "PrivateDevices" not in parsed(systemd(one)["m.service"])
 
 
-def test_paths_with_special_characters_are_escaped(manifest: Path) -> None:
+def test_paths_with_special_characters_are_escaped(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.deployment.systemd.python_folders", list)
     one = replace(deployed(manifest, "cpu:4:16GiB", layout("m")), model_path=Path('/models/a b%c:d"e'))
     assert parsed(systemd(one)["m.service"])["BindReadOnlyPaths"] == ['"/models/a b%%c\\:d\\"e"']
