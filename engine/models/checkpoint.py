@@ -92,8 +92,13 @@ class Checkpoint:
     begin_ids: tuple[int, ...] = ()  # tokens that a reply of an encoder-decoder begins with by default
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that are served with it
     adapter_slots: tuple[int, int] | None = None  # (number, largest rank) of slots for LoRA adapters, if they move
-    draft: "Checkpoint | None" = None  # model that drafts tokens for speculative decoding
+    draft: "Checkpoint | None" = None  # model that drafts tokens for speculative decoding; of a head, the next head
     assumed: tuple[str, ...] = ()  # assumptions of a plan for a folder without weights, one statement each
+
+    @property
+    def drafts(self) -> "tuple[Checkpoint, ...]":
+        """The models that draft: one, or several prediction heads."""
+        return () if self.draft is None else (self.draft, *self.draft.drafts)
 
     @property
     def limited_by_draft(self) -> bool:

@@ -1341,13 +1341,18 @@ class FusedStates:
 
 @declared(frozen=True, kw_only=True)
 class Predictor:
-    """Head that predicts the token after the next one (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
+    """Heads that predict tokens after the next one (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
 
-    It is declared as a model of one layer with `prediction_input`. It shares the embedding and the head."""
+    At position p, head i reads the token p + i + 1 and predicts the next one. A head is declared as a model of one layer
+    with `prediction_input`. It shares the embedding, and usually the output matrix."""
 
-    model: Model
-    names: tuple[tuple[str, str], ...]  # beginnings of its tensors in the checkpoint, and in its layer
-    before_norm: bool = False  # it reads the model's hidden states before the final norm, not after it
+    model: Model  # first head, and later ones that `further` does not declare
+    names: tuple[tuple[str, str], ...]  # beginnings of its tensors in the checkpoint ({}: its number), and in its layer
+    before_norm: bool = False  # the first head reads the model's hidden states before the final norm, not after it
+    first: int = 0  # number of the first head in `names`
+    further: tuple[Model, ...] = ()  # later heads that differ from the first one
+    further_states: Literal["model", "normed", "before norm"] = "normed"
+    """States that a later head reads: those of the model, or of the head before it, after or before its final norm."""
 
 
 def attentions(model: Model) -> tuple[SelfAttention, ...]:
