@@ -17,6 +17,7 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.gguf.file import GgufFile, GgufTensor, read_gguf
 from engine.models.config import MAX_LAYERS
+from engine.models.parts import Pool
 
 POSITIONS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Scaling factors of RoPE: of llama3, and of longrope. config.json also has them."""
@@ -832,6 +833,45 @@ def _t5(keys: Keys) -> Settings:
     }
 
 
+def _encoder(keys: Keys) -> Settings:
+    return {
+        "hidden_size": keys.positive("embedding_length"),
+        "intermediate_size": keys.positive("feed_forward_length"),
+        "max_position_embeddings": keys.positive("context_length"),
+        "num_attention_heads": keys.heads,
+        "num_hidden_layers": keys.layers,
+    }
+
+
+def _bert(keys: Keys) -> Settings:
+    """BERT, and RoBERTa and XLM-RoBERTa, whose first positions, which no token has, the converter leaves out."""
+    return {**_encoder(keys), **_segments(keys), "hidden_act": "gelu"}
+
+
+def _segments(keys: Keys) -> Settings:
+    table = keys.tensor("token_types.weight")
+    return {
+        "layer_norm_eps": keys.positive("attention.layer_norm_epsilon"),
+        "type_vocab_size": 1 if table is None or len(table.shape) == 1 else table.shape[0],
+    }
+
+
+def _modern_bert(keys: Keys) -> Settings:
+    return {
+        **_encoder(keys),
+        "norm_eps": keys.positive("attention.layer_norm_epsilon"),
+        "local_attention": keys.positive("attention.sliding_window"),
+        "global_attn_every_n_layers": keys.get("attention.sliding_window_pattern", 3),
+        "global_rope_theta": keys.positive("rope.freq_base", 160_000.0),
+        "local_rope_theta": keys.positive("rope.freq_base_swa", 10_000.0),
+        "hidden_activation": keys.get("hidden_activation", "gelu"),
+        "attention_bias": keys.has_in_layer("attn_qkv.bias"),
+        "mlp_bias": keys.has_in_layer("ffn_up.bias"),
+        "norm_bias": keys.has("output_norm.bias"),
+        "rope_theta": None,
+    }
+
+
 _GPT2_NAMES = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -1075,6 +1115,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "mimo2": Family(("MiMoV2FlashForCausalLM",), _mimo2),
         "gemma3n": Family(("Gemma3nForCausalLM",), _gemma3n),
         "gemma4": Family(("Gemma4ForCausalLM",), _gemma4),
+        "bert": Family(("BertModel",), _bert, is_decoder=False),
+        "nomic-bert": Family(
+            ("NomicBertModel",),
+            lambda keys: {**_encoder(keys), **_segments(keys), "hidden_act": "silu"},
+            is_decoder=False,
+        ),
+        "modern-bert": Family(("ModernBertModel",), _modern_bert, is_decoder=False),
         "t5": Family(
             ("T5ForConditionalGeneration", "UMT5ForConditionalGeneration", "MT5ForConditionalGeneration"),
             _t5,
@@ -1121,6 +1168,15 @@ def _made(found: GgufFile, family: Family, keys: Keys) -> dict[str, Any]:
     made = {key: value for key, value in made.items() if value is not None and key not in family.without}
     made = {family.names.get(key, key): value for key, value in made.items()}
     return {"architectures": [family.architectures[0]], "model_type": keys.kind, **made, **family.more(keys)}
+
+
+_POOLS: Mapping[object, Pool] = {1: "mean", 2: "first", 3: "last"}  # pooling_type; 0: none, 4: a reranker
+
+
+def stated_pool(file: Path) -> Pool | None:
+    """Return the pooling that a file of an embedding model states, or None."""
+    found = read_gguf(file)
+    return _POOLS.get(found.keys.get(f"{found.require('general.architecture')}.pooling_type", 0))
 
 
 def _end_ids(found: GgufFile) -> list[int]:
