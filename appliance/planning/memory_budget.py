@@ -343,8 +343,8 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
 def draft_holdings(checkpoint: Checkpoint, view: View) -> tuple[Holding, ...]:
     """Return the weights of the models that draft, which rank 0 has whole, by their parts in these models."""
     found: list[Holding] = []
-    for number, draft in enumerate(checkpoint.drafts):
-        holder = replace(_holder(view, 0, 1), shares_tables=number > 0 or view.tensor == 1)
+    for index, draft in enumerate(checkpoint.drafts):
+        holder = replace(_holder(view, 0, 1), shares_tables=index > 0 or view.tensor == 1)
         found += footprint(draft.model, draft.tensors, draft.quantization, holder)
     return tuple(found)
 

@@ -146,9 +146,7 @@ def workspace(
     return tuple(found)
 
 
-def draft_workspace(
-    models: Sequence[Model], *, kernels: str, size: StepSize, element_bytes: int
-) -> tuple[Step, ...]:
+def draft_workspace(models: Sequence[Model], *, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
     """Return the workspace of a draft model or of prediction heads. The largest pass has the tokens of a step and some
     more for each row."""
     slots, found = size.slots, list[Step]()

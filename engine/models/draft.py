@@ -76,8 +76,8 @@ def read_draft(path: str, target: Checkpoint, max_context: int = 0) -> Checkpoin
 
 
 def prediction_heads(target: Checkpoint, most: int) -> tuple[Checkpoint, ...]:
-    """Return the prediction heads of a checkpoint that drafts of `most` tokens use, as checkpoints of their own with the
-    same embedding. Raises CheckpointError if there are none."""
+    """Return the prediction heads of a checkpoint that drafts of `most` tokens use, as checkpoints of their own with
+    the same embedding. Raises CheckpointError if there are none."""
     predictor = target.model.predictor
     if predictor is None:
         raise CheckpointError(

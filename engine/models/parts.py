@@ -1343,8 +1343,8 @@ class FusedStates:
 class Predictor:
     """Heads that predict tokens after the next one (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
 
-    At position p, head i reads the token p + i + 1 and predicts the next one. A head is declared as a model of one layer
-    with `prediction_input`. It shares the embedding, and usually the output matrix."""
+    At position p, head i reads the token p + i + 1 and predicts the next one. A head is declared as a model of one
+    layer with `prediction_input`. It shares the embedding, and usually the output matrix."""
 
     model: Model  # first head, and later ones that `further` does not declare
     names: tuple[tuple[str, str], ...]  # beginnings of its tensors in the checkpoint ({}: its number), and in its layer

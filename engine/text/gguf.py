@@ -3,8 +3,8 @@
 `tokenizer.ggml.model` is the algorithm. For `gpt2` (byte-level BPE), the file has tokens, merges and the name of the
 pre-tokenization rule; they are converted to an equivalent tokenizer.json. `gemma4` is BPE of characters. For `llama`
 (SentencePiece's BPE) and `t5` (SentencePiece's unigrams), it has pieces, scores and types; they are converted to a
-SentencePiece model. `bert` (WordPiece) has tokens that begin with ▁ at the start of a word. Named tokens, added begin and end tokens and the templates are converted to the contents of
-tokenizer_config.json.
+SentencePiece model. `bert` (WordPiece) has tokens that begin with ▁ at the start of a word. Named tokens, added begin
+and end tokens and the templates are converted to the contents of tokenizer_config.json.
 
 Sources: ggml's description of GGUF; llama.cpp's convert_hf_to_gguf.py and llama-vocab.cpp, which define the names of
 the rules; the tokenizer.json files of the models that the rules are named after.

@@ -241,7 +241,7 @@ class DraftModel:
 
 class PredictionHeads:
     """Prediction or EAGLE heads of the target. At position p, head i reads a hidden state and the token p + i + 1, and
-    predicts the next token. Head i drafts token i; after the last head, it reads its own hidden states for further ones.
+    predicts the next token. Head i drafts token i. The last head drafts further ones from its own hidden states.
 
     The first head reads the hidden states of the target. Later heads read them too, or those of the head before.
 

@@ -56,7 +56,7 @@ def write_gguf(
     config = model.config
     if kind.name == "step35":
         config = config.text_config
-    if kind.name == "gemma4":
+    if kind.name in ("gemma4", "step35"):
         config.allow_global_per_layer_attribute_access = True
     tensors = _tensors(_stacked(found), config, kind.name)
     keys = {**_keys(config), **_activations(found), **kind.keys}

@@ -43,7 +43,8 @@ def test_an_engine_reads_its_draft_model_before_it_chooses_pages(tmp_path: Path)
     for name in ("mimo7b", "deepseek-v3"):
         save_family(name, random_family(name), tmp_path / name)
     config = json.loads((tmp_path / "mimo7b" / "config.json").read_text())
-    settings = {"quantization_config": {"kv_cache_quant_algo": "INT8"}}
+    stated = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "INT8"}
+    settings = {"quantization_config": stated}
     (tmp_path / "mimo7b" / "config.json").write_text(json.dumps({**config, **settings}))
     given = {"device": "cpu", "kernels": "torch", "kv_bytes": 1 << 20, "max_context": 32}
     drafting = {"speculation": "draft", "draft_model": str(tmp_path / "deepseek-v3")}

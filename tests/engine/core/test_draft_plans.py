@@ -138,8 +138,8 @@ def test_a_request_after_wrong_drafts_begins_with_one_token():
         after, steps, drafted = decode(scheduler, f"wrong {number}", now, right=False)
         costs.append((after - now) / steps - 1)
         now = after
-    assert costs[0] < 0.05 and max(costs[2:]) < 0.012, costs
-    assert drafted <= 4
+    assert costs[0] < 0.05 and max(costs[2:]) < 0.02, costs
+    assert drafted <= 6
 
 
 def test_right_drafts_after_wrong_ones_are_drafted_in_full_again():
@@ -157,7 +157,7 @@ def test_the_recent_acceptance_is_part_of_a_snapshot():
     now, _, _ = decode(scheduler, "wrong", 0.0, right=False)
     copy = adaptive()
     restore(copy, msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot(scheduler)), type=SchedulerState))
-    assert copy.drafting.control.state.acceptance == scheduler.drafting.control.state.acceptance < 0.5
+    assert copy.drafting.control.state.acceptance == scheduler.drafting.control.state.acceptance < 0.6
     assert decode(copy, "next", now, right=False) == decode(scheduler, "next", now, right=False)
 
 

@@ -40,11 +40,11 @@ def written(name: str, folder: Path, **more: object) -> tuple[Saved, Path]:
     return model, write_gguf(folder / "m.gguf", model.model(), Kind(kind, keys | more), source=tensors)
 
 
-@pytest.mark.parametrize("kernels", ["torch", *usable()[:1]])
+@pytest.mark.parametrize("by", ["torch", *usable()[:1]])
 @pytest.mark.parametrize("name", CASES)
-def test_states_and_vectors_are_those_of_the_model(name: str, kernels: str, tmp_path: Path) -> None:
+def test_states_and_vectors_are_those_of_the_model(name: str, by: str, tmp_path: Path) -> None:
     model, path = written(name, tmp_path)
-    runner, prompts = Runner(path, kernels), [prompt(17), prompt(5, 1)]
+    runner, prompts = Runner(path, by), [prompt(17), prompt(5, 1)]
     for ids, hidden in zip(prompts, runner.hidden(prompts), strict=True):
         close(hidden, model.output(ids))
     assert runner.checkpoint.model.pooler is not None
