@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError
 from engine.llm import LLM
+from engine.models.checkpoint import read_checkpoint
+from engine.models.draft import with_drafts
 from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
 from tests.engine.layers.families import WRITERS, beside_vision
@@ -429,6 +431,28 @@ def test_rank_0_drafts_with_the_whole_head(reference):
         with engine(folder, method, best(), tensor=ranks) as llm:
             replies.append(lookup.seen(llm.generate([PROMPT] * 2, wanted)))
     assert replies[0] == replies[1] and lookup.counters(llm).accepted_tokens > 0
+
+
+def test_the_cache_of_quantized_weights_separates_a_model_and_its_heads(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Their matrices are in the same files, and have the same names."""
+    Reference("deepseek-2", tmp_path / "model", path)
+    params, found = msgspec.structs.replace(lookup.requests("greedy", 1)[0], max_tokens=8), []
+    for cache in (None, tmp_path / "cache", tmp_path / "cache"):
+        more = {} if cache is None else {"weight_cache": str(cache)}
+        with engine(tmp_path / "model", "mtp", best(), draft_tokens=2, weights="int8", **more) as llm:
+            made = spied(llm, monkeypatch)
+            llm.generate([PROMPT], params)
+        found.append(made)
+    assert found[0] == found[1] == found[2] and len(list((tmp_path / "cache").iterdir())) == 3
+
+
+@pytest.mark.parametrize(("tokens", "heads"), [(1, 1), (2, 2), (9, 3)])
+def test_as_many_heads_are_loaded_as_drafts_have_tokens(tokens: int, heads: int, path: Path, tmp_path: Path):
+    Reference("mimo-v2-3", tmp_path / "model", path)
+    target = read_checkpoint(tmp_path / "model")
+    assert len(with_drafts(target, "mtp", "", tokens=tokens).drafts) == heads
 
 
 def test_checkpoints_without_prediction_heads_are_refused(path: Path, reference, tmp_path: Path):
