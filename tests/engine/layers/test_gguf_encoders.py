@@ -14,6 +14,7 @@ from kernels.cpu.library import usable
 from tests.engine.gguf_writer import Kind, write_gguf
 from tests.engine.layers.pooled_cases import save
 from tests.engine.layers.test_encoders import Runner, Saved, close, prompt
+from tests.engine.layers.test_gguf_families import made
 
 # case of pooled_cases.py -> kind of file, keys besides those of every kind
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,3 +63,11 @@ def test_a_reranker_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"token_types", b"token_style"))
     with pytest.raises(CheckpointError, match=r"has the tensor token_style\.weight, which the declared model"):
         read_checkpoint(path)
+
+
+def test_a_decoder_that_states_a_pooling_embeds(tmp_path: Path) -> None:
+    model = made("smollm3")
+    for pooling, pool in ((3, "last"), (0, None)):
+        path = write_gguf(tmp_path / f"{pooling}.gguf", model, Kind("smollm3", {"pooling_type": pooling}))
+        pooler = read_checkpoint(path).model.pooler
+        assert (None if pooler is None else pooler.pool) == pool
