@@ -294,9 +294,10 @@ together keep their own scales (`engine/weights/fused.py`). The product depends 
 
 Norms and activation functions quantize their outputs (`kernels/rms_norm_quantized.py`, `activation_quantized.py`). If
 several matrices with separate static scales read the same rows, the largest scale is used for all. The embedding,
-norms, routers and the head are never stored in fp8: they are dequantized to the type of the activations. On a CPU and with torch all fp8 weights are dequantized, exactly, and activations are not rounded, so the
-same checkpoint gives slightly different results there. Ranks can split a matrix only between blocks of inputs; other
-splits are refused, or dequantized with `hardware.kernels: torch`.
+norms, routers and the head are never stored in fp8: they are dequantized to the type of the activations. On a CPU and
+with torch all fp8 weights are dequantized, exactly, and activations are not rounded, so the same checkpoint gives
+slightly different results there. Ranks can split a matrix only between blocks of inputs; other splits are refused, or
+dequantized with `hardware.kernels: torch`.
 
 `quantization.weights: fp8` converts a float32, bfloat16 or float16 checkpoint at load on a GPU: one scale per output,
 activations rounded token by token, also for routed experts.

@@ -124,9 +124,8 @@ class DraftControl:
         return level.token * rows / level.plain
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Count a verified draft for the acceptance that new requests begin with.
-
-        Each draft counts equally. By tokens, a few long drafts would outweigh many short ones that are wrong."""
+        """Update the acceptance that new requests begin with. All drafts have equal weight, because a few long drafts
+        would otherwise outweigh many short wrong ones."""
         share = accepted / (accepted + (accepted < drafted)) if drafted else 0.0
         self.state.acceptance += (share - self.state.acceptance) / WINDOW
 

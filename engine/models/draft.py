@@ -142,8 +142,8 @@ COPIES = ("embed_tokens.", "shared_head.head.")
 
 
 def tokens_beside(models: int) -> int:
-    """Return how many tokens of each row a pass may compute besides those of the step: the token that a draft model
-    reads last, or the last positions of all but the first of several heads, which are computed again."""
+    """Return the maximum number of additional tokens of a row in a pass. A draft model computes one token more than the
+    step, and several heads compute one position again for each head after the first."""
     return max(1, models - 1)
 
 

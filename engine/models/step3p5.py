@@ -3,8 +3,8 @@ shared one.
 
 The last layers clamp silu(gate x) to a maximum, and up x to a range. silu increases above 0, so the maximum of its
 output is declared as a maximum of its input. Source: transformers modeling_step3p7.py, the text model of
-Step-3.7-Flash. Prediction heads are layers beyond the last one, each with a norm and an output matrix of its own; each
-reads the states of the one before, before that norm (vLLM, step3p5_mtp.py; SGLang, step3p5_mtp.py).
+Step-3.7-Flash. Layers beyond the last one are prediction heads with their own norms and output matrices. A head reads
+the hidden states of the previous head before this norm (vLLM, step3p5_mtp.py; SGLang, step3p5_mtp.py).
 """
 
 import math
@@ -72,7 +72,7 @@ def _lists(c: Config) -> dict[str, list[Any]]:
 
 
 def _cut(c: Config, first: int, count: int) -> Config:
-    """Return the configuration of `count` layers, of which `first` is the first one."""
+    """Return the configuration of the layers from `first` to `first + count - 1`."""
     cut = {key: value[first : first + count] for key, value in _lists(c).items()}
     return replace(c, values={**c.values, **cut, "num_hidden_layers": count})
 

@@ -396,7 +396,7 @@ def _loaded_drafts(
     config: EngineConfig, draft: DraftParts, device: torch.device, shared: Vocabulary | None, team: Team | None
 ) -> tuple[TextModel, ...]:
     """Load the models that draft, with the number formats of the target's weights. shared: tables of the target, if
-    this rank has all of their rows; else later heads share those of the first one."""
+    this rank has all rows. Otherwise later heads share the tables of the first head."""
     found: list[TextModel] = []
     for number, (checkpoint, form) in enumerate(zip(draft.checkpoints, draft.forms, strict=True)):
         text_model = _text_model(config, checkpoint, form, SINGLE, device, team, shared)

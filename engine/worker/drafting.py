@@ -243,11 +243,11 @@ class PredictionHeads:
     """Prediction or EAGLE heads of the target. At position p, head i reads a hidden state and the token p + i + 1, and
     predicts the next token. Head i drafts token i. The last head drafts further ones from its own hidden states.
 
-    The first head reads the hidden states of the target. Later heads read them too, or those of the head before.
+    The first head reads the hidden states of the target. Later heads read them too, or those of the previous head.
 
-    The last positions of head i depend on drafts. They are computed again when these tokens are known: each step begins
+    Head i computes its last i positions from drafts. The next step computes them again with known tokens: it begins
     `len(passes) - 1` positions earlier, with the kept states of the target. The last positions of a cached prefix were
-    computed with the next tokens of the request that cached it.
+    computed with the next tokens of another request.
 
     media: of a target that reads media. A token of an item that no step has needed yet is read as text."""
 

@@ -1,4 +1,4 @@
-"""Encoders in GGUF files: the hidden states and vectors are those of transformers for the model in the file."""
+"""Encoders in GGUF files: hidden states and vectors equal transformers'."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.engine.layers.pooled_cases import save
 from tests.engine.layers.test_encoders import Runner, Saved, close, prompt
 from tests.engine.layers.test_gguf_families import made
 
-# case of pooled_cases.py -> kind of file, keys besides those of every kind
+# Case of pooled_cases.py -> kind of file and further keys.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {"pooling_type": 2}),
     "xlm-roberta": ("bert", {"pooling_type": 1, "context_length": 62}),
