@@ -155,6 +155,11 @@ def draft_workspace(models: Sequence[Model], *, kernels: str, size: StepSize, el
         own = workspace(model, device="cpu", kernels=kernels, size=passes, element_bytes=element_bytes, threads=0)[1:]
         kept = [one for one in own if one.value and not one.name.startswith(_OF_THE_PROCESS)]
         found += [Step(_draft_name(one.name, index), one.formula, one.value) for one in kept]
+    if len(models) > 1:  # the last states of each request, from which later heads compute positions again
+        width = models[0].embed.hidden
+        found.append(
+            product("kept states of heads (slots × heads × width)", slots, len(models) - 1, width, element_bytes)
+        )
     return tuple(found)
 
 

@@ -19,6 +19,7 @@ from kernels.cpu.library import best
 from tests.engine import test_speculation as lookup
 from tests.engine.layers.families import WRITERS, beside_vision
 from tests.engine.test_draft_models import check_drafts, spied
+from tests.tiers import thinned
 
 KERNELS = ["torch", best()]
 LAYERS = 2  # of the target; the next ones are in the prediction heads
@@ -380,14 +381,16 @@ def test_drafts_are_those_of_the_reference(kernels: str, reference, monkeypatch:
     assert check_drafts(made, prompts, expected, model.drafts) > 30
 
 
-def test_drafts_with_triton_kernels(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("family", thinned(("glm", "step"), ["glm"]))
+def test_drafts_with_triton_kernels(family: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("triton")
-    model = Reference("glm", tmp_path / "glm", path)
+    folder = tmp_path / family
+    model = Reference(family, folder, path)
     params = msgspec.structs.replace(lookup.requests("greedy", 1)[0], max_tokens=4)
     prompts = [PROMPT[:9], PROMPT[2:6]]
-    with engine(tmp_path / "glm", "off", best()) as llm:
+    with engine(folder, "off", best()) as llm:
         expected = llm.generate(prompts, params)
-    with engine(tmp_path / "glm", "mtp", "triton", draft_tokens=2, max_step_tokens=8, dtype="float32") as llm:
+    with engine(folder, "mtp", "triton", draft_tokens=2, max_step_tokens=8, dtype="float32") as llm:
         made = spied(llm, monkeypatch)
         assert lookup.seen(llm.generate(prompts, params)) == lookup.seen(expected)
     assert check_drafts(made, prompts, expected, model.drafts) >= 3
