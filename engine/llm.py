@@ -62,7 +62,8 @@ from engine.arguments import ARGUMENTS, engine_config, python_names
 from engine.beam_search import Beam, BeamParams, beam_search, with_text
 from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
-from engine.kv.layout import Layout, cpu_kv_dtype, layout, page_shape, page_sizes, with_draft
+from engine.kv.layout import Layout, cpu_kv_dtype, layout, page_shape, page_sizes
+from engine.kv.layout import with_drafts as with_draft_pages
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.media.spectrogram import Samples, spectrogram_item
 from engine.metrics.reader import ENGINE, MetricValue, new_store, read
@@ -568,7 +569,6 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
         "model": str(checkpoint.path),
         "device": device,
         "dtype": dtype,
-        "kv_dtype": _kv_dtype(checkpoint, device, dtype, kernels, overrides.get("weights", "stored")),
         "kv_bytes": 1,
         "max_context": checkpoint.model.max_context,
         "threads": torch.get_num_threads(),
@@ -576,8 +576,12 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
         "max_step_tokens": _step_tokens(checkpoint.model, overrides),
     }
     config = engine_config(**{**defaults, **overrides, "adapters": _adapters(overrides.get("adapters", {}))})
-    if "kv_bytes" not in overrides or "max_context" not in overrides:
+    defaulted = {"kv_dtype", "kv_bytes", "max_context"} - overrides.keys()
+    if defaulted:
         checkpoint = _with_draft(config, checkpoint)
+    if "kv_dtype" in defaulted:
+        pages = _kv_dtype(checkpoint, device, dtype, kernels, overrides.get("weights", "stored"))
+        config = with_values(config, {"quantization.kv_cache": pages})
     if "kv_bytes" not in overrides:
         config = with_values(config, {"memory.kv_cache": _cache_bytes(config, checkpoint)})
     if "max_context" not in overrides:
@@ -613,17 +617,20 @@ def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, wei
 
 
 def _stated_pages(checkpoint: Checkpoint, device: str, kernels: str) -> str:
-    """Return the format that a checkpoint states for its KV cache, if these kernels have it for this model, else ""."""
+    """Return the format that a checkpoint states for its KV cache, if these kernels have it for this model and those
+    that draft, else ""."""
     model = checkpoint.model
+    models = (model, *(draft.model for draft in checkpoint.drafts))
     stated = stated_format(checkpoint.path, checkpoint.config, model, checkpoint.tensors)
-    if stated not in KNOWN or any(isinstance(part, LatentAttention) for part in attentions(model)):
+    if stated not in KNOWN or any(isinstance(part, LatentAttention) for one in models for part in attentions(one)):
         return ""
     if stated == "fp8":
         capable = device != "cuda" or torch.cuda.get_device_capability() >= PRODUCTS
         return stated if kernels == "triton" and capable else ""
-    shapes = {page_shape(part)[1:] for part in (*page_writers(model), *attentions(model))}
-    divided = (stated, kernels == "triton") == ("int8", False) or all(size % 4 == 0 for _, size in shapes)
-    return stated if model.foreign is None and len(shapes) <= 1 and divided else ""
+    shapes = [{page_shape(part)[1:] for part in (*page_writers(one), *attentions(one))} for one in models]
+    sizes = [size for own in shapes for _, size in own]
+    divided = (stated, kernels == "triton") == ("int8", False) or all(size % 4 == 0 for size in sizes)
+    return stated if model.foreign is None and all(len(own) <= 1 for own in shapes) and divided else ""
 
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
@@ -656,8 +663,8 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         triton=config.hardware.kernels == "triton",
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
-    if (draft := checkpoint.draft) is not None:
-        of_draft = replace(holder, shares_tables=config.parallelism.tensor == 1)
+    for number, draft in enumerate(checkpoint.drafts):
+        of_draft = replace(holder, shares_tables=number > 0 or config.parallelism.tensor == 1)
         weights += weight_bytes(draft.model, draft.tensors, draft.quantization, of_draft)
     # On a CPU, all ranks share the same memory.
     sharing = config.parallelism.tensor if config.hardware.device == "cpu" else 1
@@ -679,13 +686,14 @@ def _longest(config: EngineConfig, checkpoint: Checkpoint) -> int:
 
 def _form(config: EngineConfig, checkpoint: Checkpoint) -> Layout:
     """Return the layout of the pages, including those of a draft model."""
-    own, draft = _own_form(config, checkpoint.model, config.parallelism.tensor), checkpoint.draft
-    return own if draft is None else with_draft(own, _own_form(config, draft.model, 1))
+    own = _own_form(config, checkpoint.model, config.parallelism.tensor)
+    return with_draft_pages(own, [_own_form(config, draft.model, 1) for draft in checkpoint.drafts])
 
 
 def _with_draft(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with its draft model or prediction head, if the configuration has one."""
-    return with_drafts(checkpoint, config.speculation.method, config.speculation.model)
+    own = config.speculation
+    return with_drafts(checkpoint, own.method, own.model, tokens=own.tokens)
 
 
 def _own_form(config: EngineConfig, model: Model, ranks: int) -> Layout:

@@ -300,14 +300,15 @@ together keep their own scales (`engine/weights/fused.py`). The product depends 
 
 Norms and activation functions quantize their outputs (`kernels/rms_norm_quantized.py`, `activation_quantized.py`). If
 several matrices with separate static scales read the same rows, the largest scale is used for all. The embedding,
-norms, routers, routed experts and the head are never stored in fp8: they are dequantized to the type of the
-activations. On a CPU and with torch all fp8 weights are dequantized, exactly, and activations are not rounded, so the
-same checkpoint gives slightly different results there. Ranks can split a matrix only between blocks of inputs; other
-splits are refused, or dequantized with `hardware.kernels: torch`.
+norms, routers and the head are never stored in fp8: they are dequantized to the type of the activations. On a CPU and
+with torch all fp8 weights are dequantized, exactly, and activations are not rounded, so the same checkpoint gives
+slightly different results there. Ranks can split a matrix only between blocks of inputs; other splits are refused, or
+dequantized with `hardware.kernels: torch`.
 
 `quantization.weights: fp8` converts a float32, bfloat16 or float16 checkpoint at load on a GPU: one scale per output,
 activations rounded token by token, also for routed experts.
-Other kinds of fp8 are refused: `e5m2`, `fnuz`, blocks of other sizes, and scales in `e8m0` (MX formats).
+Weights in `e5m2` or in blocks of other sizes are dequantized. MXFP8 keeps its bytes with Triton kernels. The `fnuz`
+types of older AMD GPUs are refused.
 
 ### GGUF
 
@@ -317,6 +318,8 @@ Q4_0 to Q8_0, IQ4_NL, IQ4_XS and MXFP4 are computed in their own format, with th
 used as in any checkpoint. Other types are dequantized, or rounded by `quantization.weights`. Ranks can split a matrix
 only between blocks of 32 or 256 inputs. Tokenizer, chat template, configuration and end
 tokens are read from the file, unless its folder has separate files for them ([sources.md](sources.md#a-gguf-file)).
+A file that states a pooling (`pooling_type`: mean, first or last token) embeds, with vectors of length 1; files of
+rerankers are refused.
 
 | `general.architecture` | architecture |
 |---|---|

@@ -41,10 +41,11 @@ def with_draft_model(settings: Settings, checkpoint: Checkpoint) -> Checkpoint:
         )
     method: SpeculationMethod = "mtp" if wanted.method == "auto" else wanted.method
     try:
-        found = with_drafts(checkpoint, method, "" if wanted.model is None else str(settings.file(KEY)))
+        folder = "" if wanted.model is None else str(settings.file(KEY))
+        found = with_drafts(checkpoint, method, folder, tokens=wanted.tokens)
         if found.draft is not None:
-            groups, own = (layout(one.model, block_tokens=1, element_bytes=1).groups for one in (found, found.draft))
-            shared_group(groups, own)
+            groups, *own = (layout(one.model, block_tokens=1, element_bytes=1).groups for one in (found, *found.drafts))
+            shared_group(groups, [group for each in own for group in each])
     except EngineError as error:
         if wanted.method == "auto":
             return checkpoint  # no prediction head, or it does not suit the model

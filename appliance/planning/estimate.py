@@ -87,14 +87,13 @@ def _with_drafts(checkpoint: Checkpoint, budget: MemoryBudget, made: Roofline, l
     """Add the expected gain by drafts of the largest length."""
     own = [one for one in budget.holdings if one.part != "draft"]
     step = partial(step_seconds, checkpoint.model, own, budget.pages, limit, length=made.length)
-    draft, pages, tokens = checkpoint.draft, draft_pages(checkpoint, budget.view), budget.size.draft_rows
-    read, steps = draft_holdings(checkpoint, budget.view), []
+    draft, tokens, steps, passing = checkpoint.draft, budget.size.draft_rows, [], None
+    if draft is not None:  # rank 0 computes it; each of several heads is like the first
+        first = replace(checkpoint, draft=replace(draft, draft=None))
+        read, (pages,) = draft_holdings(first, budget.view), draft_pages(first, budget.view)
+        passing = partial(step_seconds, draft.model, read, pages, replace(limit, ranks=1), length=made.length)
     for one in made.decode:
-        passed = None
-        if draft is not None and pages is not None:  # rank 0 computes it
-            passed = step_seconds(
-                draft.model, read, pages, replace(limit, ranks=1), rows=one.rows, tokens=1, length=made.length
-            )
+        passed = None if passing is None else passing(rows=one.rows, tokens=1)
         steps.append(DraftSteps(step(rows=one.rows, tokens=1), step(rows=one.rows, tokens=1 + tokens), passed))
     gains, accounts = draft_gains(steps, tokens)
     return replace(made, drafts=gains, accounts=(*made.accounts, *accounts))

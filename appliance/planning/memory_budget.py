@@ -33,7 +33,7 @@ from appliance.planning.workspace import (
 )
 from engine.api.config import MAX_RUNNING, Device, graph_ladder, mixed_graph_ladder
 from engine.api.golden import ROOM_TOKENS
-from engine.kv.layout import Layout, layout, page_sizes, with_draft
+from engine.kv.layout import Layout, layout, page_sizes, with_drafts
 from engine.kv.states import StateLayout, num_snapshots, state_layout
 from engine.lowering.adapters import (
     AdapterStack,
@@ -193,9 +193,8 @@ def measure(
         threads=threads,
         ranks=view.tensor,
     )
-    if checkpoint.draft is not None:
-        draft = draft_workspace(checkpoint.draft.model, kernels=view.kernels, size=size, element_bytes=element_bytes)
-        fixed = (*fixed, *draft)
+    models = [draft.model for draft in checkpoint.drafts]
+    fixed = (*fixed, *draft_workspace(models, kernels=view.kernels, size=size, element_bytes=element_bytes))
     if manifest.hardware.torch_compile and view.device == "cpu":
         fixed = (*fixed, Step("torch.compile", number(COMPILER_BYTES), COMPILER_BYTES))
     if manifest.lifecycle.self_test.prompts and model.pooler is None:
@@ -342,10 +341,12 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
 
 
 def draft_holdings(checkpoint: Checkpoint, view: View) -> tuple[Holding, ...]:
-    """Return the weights of the draft model, which rank 0 has whole, by their parts in this model."""
-    draft = checkpoint.draft
-    holder = replace(_holder(view, 0, 1), shares_tables=view.tensor == 1)
-    return () if draft is None else footprint(draft.model, draft.tensors, draft.quantization, holder)
+    """Return the weights of the models that draft, which rank 0 has whole, by their parts in these models."""
+    found: list[Holding] = []
+    for index, draft in enumerate(checkpoint.drafts):
+        holder = replace(_holder(view, 0, 1), shares_tables=index > 0 or view.tensor == 1)
+        found += footprint(draft.model, draft.tensors, draft.quantization, holder)
+    return tuple(found)
 
 
 def _holder(view: View, rank: int, ranks: int) -> Holder:
@@ -373,13 +374,13 @@ def _adapter_stacks(checkpoint: Checkpoint, view: View) -> tuple[AdapterStack, .
 
 def _pages(checkpoint: Checkpoint, view: View) -> Layout:
     """Return the layout of the pages, including those of a draft model."""
-    own, draft = _own_pages(checkpoint.model, view, view.tensor), draft_pages(checkpoint, view)
-    return own if draft is None else with_draft(own, draft)
+    return with_drafts(_own_pages(checkpoint.model, view, view.tensor), draft_pages(checkpoint, view))
 
 
-def draft_pages(checkpoint: Checkpoint, view: View) -> Layout | None:
-    """Return the layout of the draft model's pages. Rank 0 alone has them; all ranks have equally many blocks."""
-    return None if checkpoint.draft is None else _own_pages(checkpoint.draft.model, view, 1)
+def draft_pages(checkpoint: Checkpoint, view: View) -> list[Layout]:
+    """Return the layouts of the pages of models that draft. Rank 0 alone has them; all ranks have equally many
+    blocks."""
+    return [_own_pages(draft.model, view, 1) for draft in checkpoint.drafts]
 
 
 def _own_pages(model: Model, view: View, ranks: int) -> Layout:

@@ -35,16 +35,21 @@ def speculation(
         "draft": f"up to {wanted.tokens} tokens of the draft model",
         "eagle": f"up to {wanted.tokens} tokens of the EAGLE head",
         "eagle3": f"up to {wanted.tokens} tokens of the EAGLE-3 head",
-        "mtp": f"up to {wanted.tokens} tokens of the checkpoint's prediction head",
+        "mtp": f"up to {wanted.tokens} tokens of the checkpoint's {_heads(len(checkpoint.drafts))}",
     }
     source = drafts[method]
     if checkpoint.draft is not None:
         weights = spell_bytes(sum(one.bytes for one in holdings if one.part == "draft"))
-        source = f"{source}, whose weights of {weights} are read once for each"
+        one_head = len(checkpoint.drafts) == 1
+        source = f"{source}, whose weights {f'of {weights} are read once for each' if one_head else f'take {weights}'}"
     cost = f"drafts are {source}; their logits take {bytes_}, and steps of such requests are not planned ahead"
     if wanted.method == "auto":
         cost = f"{draft_method_why(view)}; {cost}; drafts pause while they do not pay"
     return Choice(method, cost)
+
+
+def _heads(count: int) -> str:
+    return "prediction head" if count == 1 else f"{count} prediction heads"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from engine.lowering.measures import attends, buffer_widths, largest_product, wi
 from engine.lowering.media_memory import embedding_copies, tower_sizes
 from engine.lowering.program import Attend, AttendLatent, Route, SelectKeys
 from engine.lowering.rewrites import compiled_encoder, compiled_ops, keep_routes
+from engine.models.draft import tokens_beside
 from engine.models.parts import (
     MLP,
     Attention,
@@ -145,20 +146,28 @@ def workspace(
     return tuple(found)
 
 
-def draft_workspace(model: Model, *, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
-    """Return the workspace of a draft model. Its largest pass has the tokens of a step and one more for each row."""
-    slots = size.slots
-    passes = StepSize(size.tokens + slots, slots)
-    found = workspace(model, device="cpu", kernels=kernels, size=passes, element_bytes=element_bytes, threads=0)[1:]
-    kept = [one for one in found if one.value and not one.name.startswith(_OF_THE_PROCESS)]
-    return tuple(Step(_draft_name(one.name), one.formula, one.value) for one in kept)
+def draft_workspace(models: Sequence[Model], *, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
+    """Return the workspace of a draft model or of prediction heads. The largest pass has the tokens of a step and some
+    more for each row."""
+    slots, found = size.slots, list[Step]()
+    passes = StepSize(size.tokens + slots * tokens_beside(len(models)), slots)
+    for index, model in enumerate(models):
+        own = workspace(model, device="cpu", kernels=kernels, size=passes, element_bytes=element_bytes, threads=0)[1:]
+        kept = [one for one in own if one.value and not one.name.startswith(_OF_THE_PROCESS)]
+        found += [Step(_draft_name(one.name, index), one.formula, one.value) for one in kept]
+    if len(models) > 1:  # the last states of each request, from which later heads compute positions again
+        width = models[0].embed.hidden
+        found.append(
+            product("kept states of heads (slots × heads × width)", slots, len(models) - 1, width, element_bytes)
+        )
+    return tuple(found)
 
 
 _OF_THE_PROCESS = ("threads", "pages of torch", "repacked", "draw")
 
 
-def _draft_name(name: str) -> str:
-    return f"{name}, draft model"
+def _draft_name(name: str, index: int) -> str:
+    return f"{name}, draft model {index + 1}" if index else f"{name}, draft model"
 
 
 def media_memory(model: Model, size: StepSize, element_bytes: int, ranks: int = 1) -> tuple[Step, ...]:

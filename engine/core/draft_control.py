@@ -6,6 +6,9 @@ load level (number of rows, rounded up to a power of two minus one). The i-th to
 probability p^i, where p is the measured acceptance of the request. A draft has the tokens with p^i > break-even;
 without any, the request pauses. At a level whose break-even is 1 or more, all drafts pause.
 
+A new request begins with the acceptance of recent drafts of all requests, as if 2 of its tokens were verified. If that
+does not pay, the request begins with a draft of one token, as after a pause.
+
 All times come from events, so a replay makes the same decisions.
 """
 
@@ -16,14 +19,14 @@ import msgspec
 PLAIN_STEPS = 4  # measured steps without drafts before the first draft of a level
 DRAFTED_STEPS = 3  # measured steps with drafts before drafts may pause
 REFRESH = 256  # steps after which the time without drafts is measured again
-WINDOW = 16  # steps of the moving averages
+WINDOW = 16  # steps, or drafts, of the moving averages
 OUTLIER = 3.0  # a time is counted as at most this multiple of the average; of a draft, also as a step without drafts
 FIRST_PAUSE, LAST_PAUSE = 16, 512  # of a request in tokens, of a level in steps; doubled each time
 MISSES = 16  # drafts without a match after which a request pauses
 DECAY = 0.8  # weight of earlier drafts of a request, per draft
 FIRST_DRAFT = 4  # maximum tokens of a draft while a level or a request has no verified one
 LEAST_BREAK_EVEN = 0.05  # a measured one may be 0 by chance
-PRIOR = (1.8, 2.0)  # accepted and tried tokens that a request begins with: soon outweighed
+PRIOR = (1.8, 2.0)  # accepted and tried tokens that the first request begins with: soon outweighed
 PROBE = (0.45, 0.5)  # accepted and tried tokens after a pause: the first draft, of one token, decides
 
 
@@ -44,6 +47,7 @@ class ControlState(msgspec.Struct):
 
     levels: dict[int, LoadLevel]
     applied: float | None = None  # time of the last result, if requests were still running
+    acceptance: float = PRIOR[0] / PRIOR[1]  # moving average over the verified drafts of all requests
 
 
 class Acceptance(msgspec.Struct, array_like=True):
@@ -54,11 +58,17 @@ class Acceptance(msgspec.Struct, array_like=True):
     misses: int = 0  # consecutive attempts without a draft
     resume: int = 0  # length from which the request may have drafts
     pause: int = FIRST_PAUSE
+    begun: bool = False  # the first draft of the request is planned
 
     @property
     def rate(self) -> float:
         """Probability that a draft token is accepted after accepted ones."""
         return self.accepted / self.tried
+
+    def begin(self, recent: float, break_even: float) -> None:
+        """Set the acceptance before the first draft. recent: of the drafts of all requests."""
+        self.begun = True
+        self.accepted, self.tried = (recent * PRIOR[1], PRIOR[1]) if recent > break_even else PROBE
 
     def verified(self, drafted: int, accepted: int) -> None:
         self.accepted = self.accepted * DECAY + accepted
@@ -112,6 +122,12 @@ class DraftControl:
         if level is None or level.drafted_steps < DRAFTED_STEPS or not level.plain:
             return 0.0
         return level.token * rows / level.plain
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """Update the acceptance that new requests begin with. All drafts have equal weight, because a few long drafts
+        would otherwise outweigh many short wrong ones."""
+        share = accepted / (accepted + (accepted < drafted)) if drafted else 0.0
+        self.state.acceptance += (share - self.state.acceptance) / WINDOW
 
     def applied(self, rows: int, drafts: int | None, step: int, started: float, now: float, *, running: bool) -> None:
         """Measure a step. drafts: number of its draft tokens; None for a step that also computes prompts. started: time

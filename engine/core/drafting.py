@@ -75,13 +75,17 @@ class Drafting:
             return count
         if len(sequence.ids) < sequence.acceptance.resume:
             return 0
-        pays = sequence.acceptance.length(self.control.break_even(rows), len(sequence.ids))
+        break_even = self.control.break_even(rows)
+        if not sequence.acceptance.begun:
+            sequence.acceptance.begin(self.control.state.acceptance, break_even)
+        pays = sequence.acceptance.length(break_even, len(sequence.ids))
         return count if pays is None else min(count, pays)
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int, *, forced: bool) -> None:
         """Count a verified draft. Forced text says nothing about other drafts of the request."""
         if self._config.adaptive and not forced:
             sequence.acceptance.verified(drafted, accepted)
+            self.control.verified(drafted, accepted)
 
     def measure(self, plan: StepPlan, started: float, now: float, *, running: bool) -> None:
         """Measure a step, which was planned at `started` and whose result came at `now`."""

@@ -191,9 +191,9 @@ class Layout:
         return low
 
 
-def with_draft(own: Layout, draft: Layout) -> Layout:
-    """Return the layout with the bytes of a draft model in each block: a page for each group of its layers."""
-    return replace(own, draft_bytes=len(draft.groups) * draft.block_bytes)
+def with_drafts(own: Layout, drafts: Sequence[Layout]) -> Layout:
+    """Return the layout with the bytes of draft models in each block: a page for each group of their layers."""
+    return replace(own, draft_bytes=sum(len(draft.groups) * draft.block_bytes for draft in drafts))
 
 
 def shared_group(target: Sequence[Group], draft: Sequence[Group]) -> int:

@@ -26,7 +26,7 @@ from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.foreign import declare_foreign, is_foreign
 from engine.models.gguf import as_stored, read_weights
-from engine.models.gguf_families import made_config
+from engine.models.gguf_families import made_config, stated_pool
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.media import media_sources
@@ -92,8 +92,13 @@ class Checkpoint:
     begin_ids: tuple[int, ...] = ()  # tokens that a reply of an encoder-decoder begins with by default
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that are served with it
     adapter_slots: tuple[int, int] | None = None  # (number, largest rank) of slots for LoRA adapters, if they move
-    draft: "Checkpoint | None" = None  # model that drafts tokens for speculative decoding
+    draft: "Checkpoint | None" = None  # model that drafts tokens for speculative decoding; of a head, the next head
     assumed: tuple[str, ...] = ()  # assumptions of a plan for a folder without weights, one statement each
+
+    @property
+    def drafts(self) -> "tuple[Checkpoint, ...]":
+        """The models that draft: one, or several prediction heads."""
+        return () if self.draft is None else (self.draft, *self.draft.drafts)
 
     @property
     def limited_by_draft(self) -> bool:
@@ -162,6 +167,8 @@ def read_checkpoint(
         tensors = headers()
         quantization = None if quantization is None else quantization.named(tensors)
     modules = None if task.encoder_only else read_modules(folder)
+    if modules is None and blocks is not None and (pool := stated_pool(blocks)) is not None:
+        modules = Modules(pool, normalizes=True)
     if said.retrieval:
         architecture = said.retrieval
         modules = retrieval_modules(said.outer, model.embed.hidden, model.max_context, folder)

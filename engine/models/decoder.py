@@ -5,6 +5,7 @@ Each family declares its attention, MLP and norm; `llama_decoder` places them.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from engine.models.config import Config
 from engine.models.parts import (
@@ -70,36 +71,61 @@ def with_predictor(
     *,
     tensors: tuple[str, str, str, str] = ("eh_proj", "enorm", "hnorm", "shared_head.norm"),
     count: str = "num_nextn_predict_layers",
+    first: int = 0,
+    further: Sequence[tuple[SelfAttention, Feed]] = (),
     before_norm: bool = False,
+    further_states: Literal["model", "normed", "before norm"] = "normed",
+    own_output: str = "",
     **reads: bool,
 ) -> Model:
-    """Return the model with the head that predicts the token after the next one, if the configuration has one.
-    Only the first of several heads is declared.
+    """Return the model with the heads that predict tokens after the next one, if the configuration has some.
 
-    body, mlp: of its layer. names: beginnings of its tensors in the checkpoint, and in the layer. tensors: names of the
+    body, mlp: of the layer of a head. further: of later heads, if they differ. names: beginnings of the tensors in the
+    checkpoint ({}: the number of the head, `first` for the first one), and in the layer. tensors: names of the
     projection, of the norms of embeddings and of hidden states, and of the final norm or "". count: key of the number
-    of heads. before_norm: see `Predictor`. reads: fields of `PredictionInput`."""
+    of heads. own_output: name of the output matrix, if each head has its own. before_norm, further_states: see
+    `Predictor`. reads: fields of `PredictionInput`."""
     if not c.values.get(count):
         return model
     norm = model.norm
     assert norm is not None, "a model with a prediction head has a final norm"
     projection, of_token, of_state, final = tensors
-    layer = (
-        ResidualBlock(before=named(norm, "input_layernorm"), body=body),
-        ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp),
+
+    def head(body: SelfAttention, mlp: Feed) -> Model:
+        layer = (
+            ResidualBlock(before=named(norm, "input_layernorm"), body=body),
+            ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp),
+        )
+        output = f"{model.root}.layers.0.{own_output}"
+        return replace(
+            model,
+            blocks=(layer,),
+            norm=named(norm, f"layers.0.{final}") if final else None,
+            head=Head(tied=False, name=output) if own_output else model.head,
+            unread=(),
+            shares_embedding=True,
+            shares_head=not own_output,
+            prediction_input=PredictionInput(
+                projection=projection, token_norm=named(norm, of_token), state_norm=named(norm, of_state), **reads
+            ),
+            kept_layers=(1,) if further_states == "before norm" else (),
+        )
+
+    predictor = Predictor(
+        model=head(body, mlp),
+        names=tuple(names),
+        before_norm=before_norm,
+        first=first,
+        further=tuple(head(*parts) for parts in further),
+        further_states=further_states,
     )
-    head = replace(
-        model,
-        blocks=(layer,),
-        norm=named(norm, f"layers.0.{final}") if final else None,
-        unread=(),
-        shares_embedding=True,
-        shares_head=True,
-        prediction_input=PredictionInput(
-            projection=projection, token_norm=named(norm, of_token), state_norm=named(norm, of_state), **reads
-        ),
-    )
-    return replace(model, predictor=Predictor(model=head, names=tuple(names), before_norm=before_norm))
+    return replace(model, predictor=predictor)
+
+
+def layers_of_heads(c: Config, count: str = "num_nextn_predict_layers") -> tuple[str, ...]:
+    """Return the beginnings of the tensors of prediction heads in layers beyond the last one."""
+    number = c.whole(count, least=0, most=64) if c.values.get(count) is not None else 0
+    return tuple(f"layers.{c.layers + index}." for index in range(max(1, number)))
 
 
 def mask_buffers(c: Config, layers: str, attention: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.config import Config, shown
-from engine.models.decoder import llama_decoder, with_predictor
+from engine.models.decoder import layers_of_heads, llama_decoder, with_predictor
 from engine.models.grouped_experts import dense_first, grouped_experts
 from engine.models.parts import MLP, Experts, Indexer, LatentAttention, LayerNorm, Model, RMSNorm
 from engine.models.rope import rope, yarn_mscale
@@ -76,10 +76,10 @@ def declare(config: Mapping[str, Any]) -> Model:
         )
     model = llama_decoder(c, attentions, mlps, norm, positions=attention.rope)
     # Layers beyond the last predict several tokens, and are read on their own.
-    model = replace(model, unread=(f"layers.{c.layers}.",))
+    model = replace(model, unread=layers_of_heads(c))
     if is_v2 or indexed:
         return model
-    return with_predictor(model, c, attention, mlps[-1], [(f"model.layers.{c.layers}.", "")])
+    return with_predictor(model, c, attention, mlps[-1], [("model.layers.{}.", "")], first=c.layers)
 
 
 def latent_attention(c: Config, *, interleaved: bool) -> LatentAttention:

@@ -16,12 +16,15 @@ from engine.models.sources import join, prediction_path
 from engine.text.tokenizer import Tokenizer
 
 
-def with_drafts(target: Checkpoint, method: SpeculationMethod, path: str, max_context: int = 0) -> Checkpoint:
-    """Return the checkpoint with the model or the head that drafts, if the method has one. path: of the draft model or
-    the EAGLE head. Raises CheckpointError or ConfigError if it does not suit the target."""
+def with_drafts(
+    target: Checkpoint, method: SpeculationMethod, path: str, max_context: int = 0, *, tokens: int
+) -> Checkpoint:
+    """Return the checkpoint with the model or the heads that draft, if the method has some. path: of the draft model or
+    the EAGLE head. tokens: maximum of a draft; further prediction heads are not used. Raises CheckpointError or
+    ConfigError if it does not suit the target."""
     match method:
         case "mtp":
-            return _with_prediction_head(target)
+            return _with_prediction_heads(target, tokens)
         case "draft":
             return replace(target, draft=read_draft(path, target, max_context))
         case "eagle" | "eagle3":
@@ -32,11 +35,14 @@ def with_drafts(target: Checkpoint, method: SpeculationMethod, path: str, max_co
             return target
 
 
-def _with_prediction_head(target: Checkpoint) -> Checkpoint:
-    head, model = prediction_head(target), target.model
+def _with_prediction_heads(target: Checkpoint, most: int) -> Checkpoint:
+    heads, model = prediction_heads(target, most), target.model
     assert model.predictor is not None, "checked before"
     layers = (len(model.blocks),) if model.predictor.before_norm else ()
-    return replace(target, draft=head, model=replace(model, kept_layers=layers))
+    draft = None
+    for head in reversed(heads):
+        draft = replace(head, draft=draft)
+    return replace(target, draft=draft, model=replace(model, kept_layers=layers))
 
 
 def _with_eagle(target: Checkpoint, method: EagleMethod, path: Path) -> Checkpoint:
@@ -69,35 +75,57 @@ def read_draft(path: str, target: Checkpoint, max_context: int = 0) -> Checkpoin
     return draft
 
 
-def prediction_head(target: Checkpoint) -> Checkpoint:
-    """Return the prediction head of a checkpoint, as a checkpoint of its own with the same embedding and head. Raises
-    CheckpointError if there is none."""
+def prediction_heads(target: Checkpoint, most: int) -> tuple[Checkpoint, ...]:
+    """Return the prediction heads of a checkpoint that drafts of `most` tokens use, as checkpoints of their own with
+    the same embedding. Raises CheckpointError if there are none."""
     predictor = target.model.predictor
     if predictor is None:
         raise CheckpointError(
             f"{target.path}: {target.architecture} has no prediction heads that are supported; set "
             "speculation.method to another value"
         )
-    model = replace(predictor.model, root=target.model.root, reads_media=target.model.media is not None)
-    tensors = _renamed(target.tensors, predictor, model)
-    if not any(name.startswith(prediction_path(model)) for name in tensors):
+    number = next((number for number in range(most) if not _stored(target, predictor, number)), most)
+    if not number:
         raise CheckpointError(
-            f"{target.path}: the checkpoint has no tensors of prediction heads ({predictor.names[0][0]}…); set "
-            "speculation.method to another value"
+            f"{target.path}: the checkpoint has no tensors of prediction heads "
+            f"({predictor.names[0][0].format(predictor.first)}…); set speculation.method to another value"
         )
+    return tuple(_prediction_head(target, predictor, one) for one in range(number))
+
+
+def _stored(target: Checkpoint, predictor: Predictor, number: int) -> bool:
+    """Return whether the checkpoint has tensors of this head."""
+    own = tuple(before for before in _names(target, predictor, number) if before not in _names(target, predictor, -1))
+    return any(name.startswith(own) for name in target.tensors)
+
+
+def _names(target: Checkpoint, predictor: Predictor, number: int) -> dict[str, str]:
+    """Return the beginnings of the names of a head's tensors, and those in its layer. `Predictor.names` are names of a
+    whole model. In this checkpoint, the text model may have another prefix."""
+    roots = predictor.model.root, target.model.root
+    return {_rerooted(before.format(predictor.first + number), *roots): after for before, after in predictor.names}
+
+
+def _prediction_head(target: Checkpoint, predictor: Predictor, number: int) -> Checkpoint:
+    declared = (predictor.model, *predictor.further)
+    model = declared[number] if number < len(declared) else predictor.model
+    head, roots = model.head, (model.root, target.model.root)
+    if head is not None and not model.shares_head:
+        head = replace(head, name=_rerooted(head.name, *roots))
+    model = replace(model, root=target.model.root, head=head, reads_media=target.model.media is not None)
+    tensors = _renamed(target.tensors, _names(target, predictor, number), model)
     read = read_quantization(target.config, model, str(target.path / "config.json"))
     quantization = None if read is None else read.named(tensors)
     tensors = unstacked(model, tensors, quantization)
     return replace(target, model=model, tensors=tensors, quantization=quantization)
 
 
-def _renamed(tensors: Mapping[str, TensorInfo], predictor: Predictor, model: Model) -> dict[str, TensorInfo]:
+def _renamed(tensors: Mapping[str, TensorInfo], own: Mapping[str, str], model: Model) -> dict[str, TensorInfo]:
     """Return the tensors of a prediction head by their names in its model, with the embedding and the head. Its own
-    copies of both, which some checkpoints have, are left out."""
-    shared = (f"{join(model.root, model.embed.name)}.", *([] if model.head is None else [f"{model.head.name}."]))
+    copies of both, which some checkpoints have, are left out. own: see `_names`."""
+    of_model = [] if model.head is None or not model.shares_head else [f"{model.head.name}."]
+    shared = (f"{join(model.root, model.embed.name)}.", *of_model)
     path, found = prediction_path(model), {name: one for name, one in tensors.items() if name.startswith(shared)}
-    # `names` are names of a whole model. In this checkpoint, the text model may have another prefix.
-    own = {_rerooted(before, predictor.model.root, model.root): after for before, after in predictor.names}
     for name, one in tensors.items():
         before = max((start for start in own if name.startswith(start)), key=len, default=None)
         if before is not None and not name.removeprefix(before).startswith(COPIES):
@@ -111,6 +139,12 @@ def _rerooted(name: str, before: str, after: str) -> str:
 
 COPIES = ("embed_tokens.", "shared_head.head.")
 """Copies of the embedding and the head in the layer of a prediction head."""
+
+
+def tokens_beside(models: int) -> int:
+    """Return the maximum number of additional tokens of a row in a pass. A draft model computes one token more than the
+    step, and several heads compute one position again for each head after the first."""
+    return max(1, models - 1)
 
 
 def _target_problem(target: Model) -> str:

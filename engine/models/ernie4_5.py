@@ -66,7 +66,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     head = Head(tied=c.flag("tie_word_embeddings"), bias=c.flag("use_bias"))
     model = replace(model, head=head, unread=("mtp_",))
     own = ("mtp_linear_proj", "mtp_emb_norm", "mtp_hidden_norm")
-    names = [("model.mtp_block.0.", ""), *((f"model.{name}.0.", f"{name}.") for name in own)]
+    names = [("model.mtp_block.{}.", ""), *((f"model.{name}.{{}}.", f"{name}.") for name in own)]
     return with_predictor(model, c, attention, mlp, names, tensors=(*own, ""))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.gguf.file import GgufFile, GgufTensor, read_gguf
 from engine.models.config import MAX_LAYERS
+from engine.models.parts import Pool
 
 POSITIONS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Scaling factors of RoPE: of llama3, and of longrope. config.json also has them."""
@@ -58,6 +59,15 @@ class Keys:
         if isinstance(found, tuple) and {type(one) for one in found} == {int} and max(found) > 0:
             return max(found)
         return self.positive(key, default)
+
+    def each_layer(self, key: str, default: Any = None) -> list[Any]:
+        """Return the value of each layer: a list has one for each, and may have more."""
+        name = f"{self.kind}.{key}"
+        found = self.file.require(name) if default is None else self.file.keys.get(name, default)
+        listed = list(found[: self.layers]) if isinstance(found, tuple) else [found] * self.layers
+        if len(listed) != self.layers:
+            raise CheckpointError(f"{self.file.path}: {name} has {len(listed)} values for {self.layers} layers")
+        return listed
 
     def tensor(self, name: str) -> GgufTensor | None:
         return next((one for one in self.file.tensors if one.name == name), None)
@@ -376,6 +386,18 @@ def _deepseek2_yarn(keys: Keys) -> Settings:
     return {"mscale": mscale, "mscale_all_dim": mscale} if mscale else {}
 
 
+def _glm_dsa(keys: Keys) -> Settings:
+    """GLM-5. A layer without an indexer uses the selection of the layer before."""
+    selecting = keys.layers_with("indexer.proj.weight")
+    return {
+        **_deepseek2(keys),
+        "index_n_heads": keys.positive("attention.indexer.head_count"),
+        "index_head_dim": keys.positive("attention.indexer.key_length"),
+        "index_topk": keys.positive("attention.indexer.top_k"),
+        "indexer_types": ["full" if layer in selecting else "shared" for layer in range(keys.layers)],
+    }
+
+
 _LLAMA4_MAVERICK = 128  # experts of the model without norms of queries and keys
 
 
@@ -670,6 +692,47 @@ def _mimo2(keys: Keys) -> Settings:
     }
 
 
+def _step35(keys: Keys) -> Settings:
+    """Full layers rotate half of each head, and RoPE is scaled in them alone. Lists may have entries of the layers that
+    predict further tokens, too."""
+    windowed = [bool(one) for one in keys.each_layer("attention.sliding_window_pattern")]
+    by_kind = [dict(zip(windowed, keys.each_layer(f"attention.{one}"), strict=True)) for one in _HEADS]
+    (full, other), kv_heads = (by_kind[0].get(kind, keys.heads) for kind in (False, True)), set(by_kind[1].values())
+    if len(kv_heads) > 1:
+        raise CheckpointError(f"{keys.file.path}: layers have {sorted(kv_heads)} KV heads; all must have as many")
+    scaling, sparse = rope_scaling(keys), keys.layers_with("ffn_gate_inp.weight")
+    if scaling is not None and scaling["rope_type"] == "longrope":
+        half = keys.head_dim // 4
+        scaling |= {one: scaling[one][:half] for one in ("short_factor", "long_factor")}
+    base, of_windows = keys.positive("rope.freq_base", 10000.0), keys.get("rope.freq_base_swa", 10000.0)
+    return {
+        "num_attention_heads": full,
+        "attention_other_setting": {"num_attention_heads": other},
+        "num_attention_groups": keys.kv_heads,
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in windowed],
+        "sliding_window": keys.positive("attention.sliding_window"),
+        "rope_theta": [of_windows if one else base for one in windowed],
+        "partial_rotary_factors": [1.0 if one else 0.5 for one in windowed],
+        "rope_scaling": scaling,
+        "yarn_only_types": ["full_attention"],
+        "moe_num_experts": keys.positive("expert_count"),
+        "moe_top_k": keys.positive("expert_used_count"),
+        "moe_intermediate_size": keys.positive("expert_feed_forward_length"),
+        "share_expert_dim": keys.positive("expert_shared_feed_forward_length"),
+        "moe_layers_enum": ",".join(map(str, sparse)),
+        "moe_router_activation": "sigmoid",
+        "moe_router_scaling_factor": keys.get("expert_weights_scale", 1.0),
+        "norm_expert_weight": bool(keys.get("expert_weights_norm", True)),
+        "use_moe_router_bias": keys.has_in_layer("exp_probs_b.bias"),
+        "use_head_wise_attn_gate": keys.has_in_layer("attn_gate.weight"),
+        "swiglu_limits": keys.each_layer("swiglu_clamp_exp", 0.0),
+        "swiglu_limits_shared": keys.each_layer("swiglu_clamp_shexp", 0.0),
+    }
+
+
+_HEADS = ("head_count", "head_count_kv")
+
+
 def _per_layer_inputs(keys: Keys) -> Settings:
     table = keys.tensor("per_layer_token_embd.weight")
     return {
@@ -767,6 +830,45 @@ def _t5(keys: Keys) -> Settings:
         "feed_forward_proj": "gated-gelu" if keys.has("enc.blk.0.ffn_gate.weight") else "relu",
         "tie_word_embeddings": not keys.has("output.weight"),
         "decoder_start_token_id": keys.get("decoder_start_token_id", 0),
+    }
+
+
+def _encoder(keys: Keys) -> Settings:
+    return {
+        "hidden_size": keys.positive("embedding_length"),
+        "intermediate_size": keys.positive("feed_forward_length"),
+        "max_position_embeddings": keys.positive("context_length"),
+        "num_attention_heads": keys.heads,
+        "num_hidden_layers": keys.layers,
+    }
+
+
+def _bert(keys: Keys) -> Settings:
+    """BERT, and RoBERTa and XLM-RoBERTa, whose first positions, which no token has, the converter leaves out."""
+    return {**_encoder(keys), **_segments(keys), "hidden_act": "gelu"}
+
+
+def _segments(keys: Keys) -> Settings:
+    table = keys.tensor("token_types.weight")
+    return {
+        "layer_norm_eps": keys.positive("attention.layer_norm_epsilon"),
+        "type_vocab_size": 1 if table is None or len(table.shape) == 1 else table.shape[0],
+    }
+
+
+def _modern_bert(keys: Keys) -> Settings:
+    return {
+        **_encoder(keys),
+        "norm_eps": keys.positive("attention.layer_norm_epsilon"),
+        "local_attention": keys.positive("attention.sliding_window"),
+        "global_attn_every_n_layers": keys.get("attention.sliding_window_pattern", 3),
+        "global_rope_theta": keys.positive("rope.freq_base", 160_000.0),
+        "local_rope_theta": keys.positive("rope.freq_base_swa", 10_000.0),
+        "hidden_activation": keys.get("hidden_activation", "gelu"),
+        "attention_bias": keys.has_in_layer("attn_qkv.bias"),
+        "mlp_bias": keys.has_in_layer("ffn_up.bias"),
+        "norm_bias": keys.has("output_norm.bias"),
+        "rope_theta": None,
     }
 
 
@@ -920,6 +1022,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             without=("head_dim", "partial_rotary_factor"),
             yarn=_deepseek2_yarn,
         ),
+        "glm-dsa": Family(("GlmMoeDsaForCausalLM",), _glm_dsa, without=("head_dim", "partial_rotary_factor")),
+        "step35": Family(("Step3p5ForCausalLM",), _step35, names={"num_key_value_heads": "num_attention_groups"}),
         "llama4": Family(("Llama4ForCausalLM",), _llama4),
         "minimax-m2": Family(
             ("MiniMaxM2ForCausalLM",),
@@ -1011,6 +1115,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "mimo2": Family(("MiMoV2FlashForCausalLM",), _mimo2),
         "gemma3n": Family(("Gemma3nForCausalLM",), _gemma3n),
         "gemma4": Family(("Gemma4ForCausalLM",), _gemma4),
+        "bert": Family(("BertModel",), _bert, is_decoder=False),
+        "nomic-bert": Family(
+            ("NomicBertModel",),
+            lambda keys: {**_encoder(keys), **_segments(keys), "hidden_act": "silu"},
+            is_decoder=False,
+        ),
+        "modern-bert": Family(("ModernBertModel",), _modern_bert, is_decoder=False),
         "t5": Family(
             ("T5ForConditionalGeneration", "UMT5ForConditionalGeneration", "MT5ForConditionalGeneration"),
             _t5,
@@ -1057,6 +1168,15 @@ def _made(found: GgufFile, family: Family, keys: Keys) -> dict[str, Any]:
     made = {key: value for key, value in made.items() if value is not None and key not in family.without}
     made = {family.names.get(key, key): value for key, value in made.items()}
     return {"architectures": [family.architectures[0]], "model_type": keys.kind, **made, **family.more(keys)}
+
+
+_POOLS: Mapping[object, Pool] = {1: "mean", 2: "first", 3: "last"}  # pooling_type; 0: none, 4: a reranker
+
+
+def stated_pool(file: Path) -> Pool | None:
+    """Return the pooling that a file of an embedding model states, or None."""
+    found = read_gguf(file)
+    return _POOLS.get(found.keys.get(f"{found.require('general.architecture')}.pooling_type", 0))
 
 
 def _end_ids(found: GgufFile) -> list[int]:

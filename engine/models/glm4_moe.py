@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.decoder import llama_decoder, with_predictor
+from engine.models.decoder import layers_of_heads, llama_decoder, with_predictor
 from engine.models.exaone import window_kinds
 from engine.models.grouped_experts import dense_first, grouped_experts
 from engine.models.parts import MLP, Attention, Model, RMSNorm
@@ -70,8 +70,10 @@ def declare(config: Mapping[str, Any]) -> Model:
         positions=positions,
     )
     # Layers beyond the last, and `mtp` in K-EXAONE, predict several tokens. `with_predictor` declares the layer of GLM.
-    model = replace(model, unread=("mtp.", f"layers.{c.layers}."))
-    return with_predictor(model, c, attention, experts, [(f"model.layers.{c.layers}.", "")]) if is_glm else model
+    model = replace(model, unread=("mtp.", *layers_of_heads(c)))
+    if not is_glm:
+        return model
+    return with_predictor(model, c, attention, experts, [("model.layers.{}.", "")], first=c.layers)
 
 
 def _layers(c: Config, attention: Attention, architecture: str) -> tuple[Attention, ...]:

@@ -61,7 +61,7 @@ def _with_head(model: Model, c: Config, attention: Attention, mlp: MLP) -> Model
         c,
         attention,
         mlp,
-        [("model.mtp_layers.0.", "")],
+        [("model.mtp_layers.{}.", "")],
         tensors=("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
         before_norm=True,
         states_first=True,

@@ -53,7 +53,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         max_context=claimed_context(c, first.rope),
         unread=("mtp.",),
     )
-    head = "model.mtp.layers.0."
+    head = "model.mtp.layers.{}."
     renamed = {"enorm.m.": "enorm.", "hnorm.m.": "hnorm.", "transformer_layer.mlp.": "mlp."}
     names = [(head, ""), ("model.mtp.norm.", "norm."), *((f"{head}{old}", new) for old, new in renamed.items())]
     attention, tensors = replace(first, name="self_attn"), ("eh_proj", "enorm", "hnorm", "norm")

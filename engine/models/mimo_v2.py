@@ -2,7 +2,8 @@
 DeepSeek-V3's experts without shared ones.
 
 Source: transformers modeling_mimo_v2_flash.py. Layers with windows have twice as many KV heads.
-The prediction heads `mtp` have a window and a dense MLP (SGLang, mimo_v2_flash_nextn.py); the first is used.
+The prediction heads `mtp` have a window and a dense MLP, and all read the states of the model (SGLang,
+mimo_v2_flash_nextn.py, multi_layer_eagle_worker_v2.py).
 """
 
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps")),
         positions=full.rope,
     )
-    head = "model.mtp.layers.0."
+    head = "model.mtp.layers.{}."
     return with_predictor(
         replace(made, unread=("mtp",)),
         c,
@@ -103,5 +104,6 @@ def declare(config: Mapping[str, Any]) -> Model:
         [(head, ""), (f"{head}pre_mlp_layernorm.", "post_attention_layernorm.")],
         tensors=("eh_proj", "enorm", "hnorm", "final_layernorm"),
         before_norm=True,
+        further_states="model",
         skips_first=False,
     )

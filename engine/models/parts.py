@@ -1491,13 +1491,18 @@ class FusedStates:
 
 @declared(frozen=True, kw_only=True)
 class Predictor:
-    """Head that predicts the token after the next one (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
+    """Heads that predict tokens after the next one (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
 
-    It is declared as a model of one layer with `prediction_input`. It shares the embedding and the head."""
+    At position p, head i reads the token p + i + 1 and predicts the next one. A head is declared as a model of one
+    layer with `prediction_input`. It shares the embedding, and usually the output matrix."""
 
-    model: Model
-    names: tuple[tuple[str, str], ...]  # beginnings of its tensors in the checkpoint, and in its layer
-    before_norm: bool = False  # it reads the model's hidden states before the final norm, not after it
+    model: Model  # the first head; also later heads without an entry in `further`
+    names: tuple[tuple[str, str], ...]  # prefixes of tensors: in the checkpoint ({}: number of the head), in the layer
+    before_norm: bool = False  # the first head reads the model's hidden states before the final norm
+    first: int = 0  # number of the first head in `names`
+    further: tuple[Model, ...] = ()  # later heads, if they differ from the first
+    further_states: Literal["model", "normed", "before norm"] = "normed"
+    """Hidden states that a later head reads: of the model, or of the previous head after or before its final norm."""
 
 
 def attentions(model: Model) -> tuple[SelfAttention, ...]:

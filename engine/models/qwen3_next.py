@@ -114,7 +114,7 @@ def hybrid(c: Config, mlps: Sequence[MLP | Experts], delta: DeltaNet, heads: str
     )
     if not heads:
         return model
-    names = [("mtp.layers.0.", ""), *((f"mtp.{name}.", f"{name}.") for name in HEAD)]
+    names = [("mtp.layers.{}.", ""), *((f"mtp.{name}.", f"{name}.") for name in HEAD)]
     return with_predictor(model, c, attention, mlps[-1], names, tensors=HEAD, count=heads, skips_first=False)
 
 

@@ -3,17 +3,18 @@ shared one.
 
 The last layers clamp silu(gate x) to a maximum, and up x to a range. silu increases above 0, so the maximum of its
 output is declared as a maximum of its input. Source: transformers modeling_step3p7.py, the text model of
-Step-3.7-Flash.
+Step-3.7-Flash. Layers beyond the last one are prediction heads with their own norms and output matrices. A head reads
+the hidden states of the previous head before this norm (vLLM, step3p5_mtp.py; SGLang, step3p5_mtp.py).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.config import Config, shown
-from engine.models.decoder import llama_decoder
+from engine.models.decoder import llama_decoder, with_predictor
 from engine.models.parts import MLP, Attention, Experts, Model, Parallel, RMSNorm, Stacked
 from engine.models.rope import rope
 
@@ -34,28 +35,57 @@ _LISTS = ("layer_types", "partial_rotary_factors", "rope_theta", "swiglu_limits"
 
 
 def declare(config: Mapping[str, Any]) -> Model:
-    c = Config.of(config, _NAMES, **_DEFAULTS)
-    # Lists have entries of the layers that predict several tokens, too.
-    cut = {key: value[: c.layers] for key in _LISTS if isinstance(value := c.values.get(key), list)}
-    c = replace(c, values={**c.values, **cut})
+    whole = Config.of(config, _NAMES, **_DEFAULTS)
+    c = _cut(whole, 0, whole.layers)  # lists have entries of the layers that predict several tokens, too
     if not all(_each(c, "use_rope_layers", True)) or c.values["moe_router_activation"] != "sigmoid":
         raise CheckpointError(
             f"config.json: use_rope_layers is {shown(c.values.get('use_rope_layers'))} and moe_router_activation "
             f"{shown(c.values['moe_router_activation'])}; supported are true in all layers, and sigmoid"
         )
-    kinds = c.layer_types((FULL,) * c.layers)
-    attentions = [_attention(c, index, kind) for index, kind in enumerate(kinds)]
     experts = _layers_with_experts(c)
-    limits = zip(_each(c, "swiglu_limits", 0), _each(c, "swiglu_limits_shared", 0), strict=True)
-    dense = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act="silu")
-    feeds = [
-        _experts(c, _clamp(own), _clamp(shared)) if index in experts else replace(dense, clamp=_clamp(shared))
-        for index, (own, shared) in enumerate(limits)
-    ]
+    attentions, feeds = _layers(c, [index in experts for index in range(c.layers)])
+    kinds = c.layer_types((FULL,) * c.layers)
     longest = next((part.rope for part, kind in zip(attentions, kinds, strict=True) if kind == FULL), None)
     model = llama_decoder(c, attentions, feeds, _norm(c, c.hidden), positions=longest)
-    more = range(c.layers, c.layers + c.whole("num_nextn_predict_layers", least=0, most=64))
-    return replace(model, unread=tuple(f"layers.{index}." for index in more))
+    heads = range(c.layers, c.layers + c.whole("num_nextn_predict_layers", least=0, most=64))
+    model = replace(model, unread=tuple(f"layers.{index}." for index in heads))
+    if not heads or any(len(value) < heads.stop for value in _lists(whole).values()):
+        return model
+    attentions, feeds = _layers(_cut(whole, heads.start, len(heads)), [index in experts for index in heads])
+    return with_predictor(
+        model,
+        c,
+        attentions[0],
+        feeds[0],
+        [("model.layers.{}.", ""), ("model.layers.{}.transformer.", "")],
+        first=heads.start,
+        further=list(zip(attentions[1:], feeds[1:], strict=True)),
+        before_norm=True,
+        further_states="before norm",
+        own_output="shared_head.output",
+        skips_first=False,
+    )
+
+
+def _lists(c: Config) -> dict[str, list[Any]]:
+    return {key: value for key in _LISTS if isinstance(value := c.values.get(key), list)}
+
+
+def _cut(c: Config, first: int, count: int) -> Config:
+    """Return the configuration of the layers from `first` to `first + count - 1`."""
+    cut = {key: value[first : first + count] for key, value in _lists(c).items()}
+    return replace(c, values={**c.values, **cut, "num_hidden_layers": count})
+
+
+def _layers(c: Config, sparse: Sequence[bool]) -> tuple[list[Attention], list[MLP | Parallel]]:
+    """Return the attention of each layer, and its MLP or experts. sparse: whether it has experts."""
+    attentions = [_attention(c, index, kind) for index, kind in enumerate(c.layer_types((FULL,) * c.layers))]
+    dense = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act="silu")
+    limits = zip(sparse, _each(c, "swiglu_limits", 0), _each(c, "swiglu_limits_shared", 0), strict=True)
+    return attentions, [
+        _experts(c, _clamp(own), _clamp(shared)) if has_experts else replace(dense, clamp=_clamp(shared))
+        for has_experts, own, shared in limits
+    ]
 
 
 def _attention(c: Config, index: int, kind: str) -> Attention:

@@ -3,8 +3,8 @@
 `tokenizer.ggml.model` is the algorithm. For `gpt2` (byte-level BPE), the file has tokens, merges and the name of the
 pre-tokenization rule; they are converted to an equivalent tokenizer.json. `gemma4` is BPE of characters. For `llama`
 (SentencePiece's BPE) and `t5` (SentencePiece's unigrams), it has pieces, scores and types; they are converted to a
-SentencePiece model. Named tokens, added begin and end tokens and the templates are converted to the contents of
-tokenizer_config.json.
+SentencePiece model. `bert` (WordPiece) has tokens that begin with ▁ at the start of a word. Named tokens, added begin
+and end tokens and the templates are converted to the contents of tokenizer_config.json.
 
 Sources: ggml's description of GGUF; llama.cpp's convert_hf_to_gguf.py and llama-vocab.cpp, which define the names of
 the rules; the tokenizer.json files of the models that the rules are named after.
@@ -26,13 +26,14 @@ from engine.text.fast import FastTokenizer
 from engine.text.ranks import PATTERN, QWEN_PATTERN
 from engine.text.tekken import BYTE_LEVEL, pre_tokenizers
 
-BPE, CHARACTERS, PIECES, UNIGRAMS = "gpt2", "gemma4", "llama", "t5"
+BPE, CHARACTERS, PIECES, UNIGRAMS, WORDS = "gpt2", "gemma4", "llama", "t5", "bert"
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
 _ADDED_SCORE = -1000.0  # score that llama.cpp's converter gives to tokens that are not in the SentencePiece model
 _PREFIX = "tokenizer.ggml."
 _CHARSMAP = f"{_PREFIX}precompiled_charsmap"  # how SentencePiece replaces characters
 _TEMPLATE = "tokenizer.chat_template"
-_NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "cls": "cls_token",
+          "seperator": "sep_token"}  # fmt: skip
 _MARKS = r"\p{Lm}\p{Lo}\p{M}"
 _TEKKEN = "|".join(
     (
@@ -163,6 +164,7 @@ RULES = {
     "seed-coder": _SEED,
     "bailingmoe": _BAILING,
     "bailingmoe2": _BAILING,
+    "modern-bert": _Rule((_GPT2,), {"type": "NFC"}),
 }
 """Rules by tokenizer.ggml.pre."""
 
@@ -199,6 +201,8 @@ def gguf_backend(path: Path, special: list[str]) -> Backend:
     file, vocabulary = _checked(path)
     if file.keys[f"{_PREFIX}model"] in (BPE, CHARACTERS):
         return FastTokenizer(path, _bpe(file, vocabulary), [], special)
+    if file.keys[f"{_PREFIX}model"] == WORDS:
+        return FastTokenizer(path, _word_pieces(file, vocabulary), [], special)
     return _pieces(file, vocabulary, special)
 
 
@@ -211,8 +215,8 @@ def _checked(path: Path) -> tuple[GgufFile, "_Vocabulary"]:
     file = read_gguf(path)
     kind, vocabulary = file.require(f"{_PREFIX}model"), _vocabulary(file)
     cure = "Put the file into a folder with the tokenizer.json of the model it was made from"
-    if kind not in (BPE, CHARACTERS, PIECES, UNIGRAMS):
-        known = f"{BPE}, {CHARACTERS}, {PIECES} and {UNIGRAMS}"
+    if kind not in (BPE, CHARACTERS, PIECES, UNIGRAMS, WORDS):
+        known = f"{BPE}, {CHARACTERS}, {PIECES}, {UNIGRAMS} and {WORDS}"
         raise CheckpointError(f"{path}: {_PREFIX}model is {kind!r}; supported are {known}. {cure}")
     rule = file.keys.get(f"{_PREFIX}pre")
     if kind == BPE and rule not in RULES:
@@ -300,6 +304,62 @@ def _bpe(file: GgufFile, vocabulary: _Vocabulary) -> str:
             },
         }
     ).decode()
+
+
+def _word_pieces(file: GgufFile, vocabulary: _Vocabulary) -> str:
+    """Return the text of a tokenizer.json. Texts are in lower case unless the vocabulary has letters in upper case."""
+    controls = [kind == CONTROL for kind in vocabulary.kinds]
+    texts = [
+        token if control else token[1:] if token.startswith("▁") else f"##{token}"
+        for token, control in zip(vocabulary.tokens, controls, strict=True)
+    ]
+    words = (text for text, control in zip(texts, controls, strict=True) if not control and "[" not in text)
+    cased = any(text != text.lower() for text in words)
+    first, last = (_token(file, vocabulary, *names) for names in (("cls", "bos"), ("seperator", "eos")))
+    unknown = _token(file, vocabulary, "unknown")
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    return msgspec.json.encode(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [_added(token, texts[token], True) for token, control in enumerate(controls) if control],
+            "normalizer": {**normalizer, "lowercase": not cased},
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "post_processor": _of_segments(texts, first, last),
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+            "model": {
+                "type": "WordPiece",
+                "unk_token": "[UNK]" if unknown is None else texts[unknown],
+                "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+                "vocab": {text: token for token, text in enumerate(texts)},
+            },
+        }
+    ).decode()
+
+
+def _token(file: GgufFile, vocabulary: _Vocabulary, *names: str) -> int | None:
+    """Return the first of these named tokens that the file has."""
+    ids = (file.keys.get(f"{_PREFIX}{name}_token_id") for name in names)
+    return next((one for one in ids if isinstance(one, int) and 0 <= one < len(vocabulary.tokens)), None)
+
+
+def _of_segments(texts: list[str], first: int | None, last: int | None) -> dict[str, Any]:
+    """Return the post-processor of BERT: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with B in the second segment."""
+    before = [] if first is None else [{"SpecialToken": {"id": texts[first], "type_id": 0}}]
+
+    def part(name: str, number: int) -> list[dict[str, Any]]:
+        end = [] if last is None else [{"SpecialToken": {"id": texts[last], "type_id": number}}]
+        return [{"Sequence": {"id": name, "type_id": number}}, *end]
+
+    known = {texts[token]: token for token in (first, last) if token is not None}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*before, *part("A", 0)],
+        "pair": [*before, *part("A", 0), *part("B", 1)],
+        "special_tokens": {text: {"id": text, "ids": [token], "tokens": [text]} for text, token in known.items()},
+    }
 
 
 def _added(token: int, text: str, special: bool) -> dict[str, Any]:

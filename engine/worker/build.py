@@ -23,7 +23,7 @@ from engine.distributed.world import SINGLE, World, least
 from engine.formats.load_time import LOAD_FORMATS
 from engine.formats.native import EXECUTORS, Executor
 from engine.imports import load_meta_operations
-from engine.kv.layout import CODED, Layout, layout, page_sizes, with_draft
+from engine.kv.layout import CODED, Layout, layout, page_sizes, with_drafts
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
@@ -36,6 +36,7 @@ from engine.lowering.lower import lower
 from engine.lowering.measures import widest_sum
 from engine.models.adapters import read_adapter
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.draft import tokens_beside
 from engine.models.parts import Model, has_experts
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import random_weights
@@ -195,12 +196,12 @@ class _Loaded:
     model: TextModel | ForeignModel
     adapters: AdapterStore | None
     draft: DraftParts | None
-    draft_model: TextModel | None  # on rank 0
+    draft_models: tuple[TextModel, ...]  # on rank 0
     media: MediaStore | None
 
     @property
     def draft_bytes(self) -> int:
-        return 0 if self.draft_model is None else self.draft_model.weight_bytes
+        return sum(model.weight_bytes for model in self.draft_models)
 
 
 @dataclass(frozen=True)
@@ -273,18 +274,18 @@ class _Build:
         )
         checkpoint, draft = read_draft_parts(config, checkpoint, form, DTYPES[kv_cache])
         if draft is not None:
-            form = with_draft(form, draft.form)
+            form = with_drafts(form, draft.forms)
         pool_blocks(config, form)  # a cache that is too small is refused before weights are read
         with self.phase("loading", "the weights"), release_at_once():
             model, adapters = _loaded(config, checkpoint, form, world, self.device, self.team, self.advance("loading"))
-            draft_model = None
+            draft_models: tuple[TextModel, ...] = ()
             if draft is not None and self.rank == 0:
                 shared = model.vocabulary if isinstance(model, TextModel) and world.size == 1 else None
-                draft_model = _loaded_draft(config, draft, self.device, shared, self.team)
+                draft_models = _loaded_drafts(config, draft, self.device, shared, self.team)
             trim_heap()
             model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots + config.speculation.rows)
         media = _media_store(config, model)
-        return _Loaded(checkpoint, form, world, model, adapters, draft, draft_model, media)
+        return _Loaded(checkpoint, form, world, model, adapters, draft, draft_models, media)
 
     def allocate(self, loaded: _Loaded) -> _Allocated:
         """Allocate tables, pages and states. Profiling may change the size of the cache in `self.config`."""
@@ -336,7 +337,7 @@ class _Build:
         return _Allocated(runner, blocks, reserve, snapshots, parts.table_bytes, parts.states.nbytes)
 
     def assemble(self, loaded: _Loaded, allocated: _Allocated) -> Worker:
-        config, draft_model, blocks = self.config, loaded.draft_model, allocated.blocks
+        config, blocks = self.config, allocated.blocks
         return Worker(
             allocated.runner,
             model=loaded.checkpoint.model,
@@ -344,7 +345,7 @@ class _Build:
             blocks=blocks,
             snapshots=allocated.snapshots,
             memory_usage=_memory_usage(loaded, allocated),
-            mapped=loaded.model.memory_usage.mapped + (0 if draft_model is None else draft_model.memory_usage.mapped),
+            mapped=sum(model.memory_usage.mapped for model in (loaded.model, *loaded.draft_models)),
             # Next to a team of compiled kernels, more torch threads would only take CPU time from it; torch has little
             # work.
             threads=1 if self.team else config.hardware.threads,
@@ -371,37 +372,41 @@ class _Build:
 
 
 def _drafter(loaded: _Loaded, table: RequestTable, blocks: int) -> Drafter | None:
-    if loaded.draft is None or loaded.draft_model is None:
+    if loaded.draft is None or not loaded.draft_models:
         return None
-    return loaded.draft.drafter(loaded.draft_model, table, blocks, loaded.media)
+    return loaded.draft.drafter(loaded.draft_models, table, blocks, loaded.media)
 
 
 def _memory_usage(loaded: _Loaded, allocated: _Allocated) -> dict[str, int]:
     """Return bytes by part. Parts that a configuration lacks are left out."""
-    model, draft_model, block_bytes = loaded.model, loaded.draft_model, loaded.form.block_bytes
+    model, drafts, block_bytes = loaded.model, loaded.draft_models, loaded.form.block_bytes
     found = {**model.memory_usage.parts, "kv": allocated.blocks * block_bytes, "tables": allocated.table_bytes}
-    if draft_model is not None:
-        found["draft"] = draft_model.memory_usage.total
+    if drafts:
+        found["draft"] = sum(one.memory_usage.total for one in drafts)
     if allocated.reserve:
         found["self_test"] = allocated.reserve * block_bytes
     if allocated.snapshots is not None:
         found["states"] = allocated.states_bytes
     if model.buffer_bytes:
-        found["buffers"] = model.buffer_bytes + (0 if draft_model is None else draft_model.buffer_bytes)
+        found["buffers"] = sum(one.buffer_bytes for one in (model, *drafts))
     return found
 
 
-def _loaded_draft(
+def _loaded_drafts(
     config: EngineConfig, draft: DraftParts, device: torch.device, shared: Vocabulary | None, team: Team | None
-) -> TextModel:
-    """Load a draft model, with the number formats of the target's weights. shared: tables of the target, if this
-    rank has all of their rows."""
-    text_model = _text_model(config, draft.checkpoint, draft.form, SINGLE, device, team, shared)
-    _load(config, draft.checkpoint, text_model, SINGLE, lambda fraction: None)
-    # A pass computes the tokens of a step, and the token that each row sampled.
-    slots = config.scheduling.slots
-    text_model.reserve(config.scheduling.max_step_tokens + slots, slots)
-    return text_model
+) -> tuple[TextModel, ...]:
+    """Load the models that draft, with the number formats of the target's weights. shared: tables of the target, if
+    this rank has all rows. Otherwise later heads share the tables of the first head."""
+    found: list[TextModel] = []
+    for number, (checkpoint, form) in enumerate(zip(draft.checkpoints, draft.forms, strict=True)):
+        text_model = _text_model(config, checkpoint, form, SINGLE, device, team, shared)
+        _load(config, checkpoint, text_model, SINGLE, lambda fraction: None, draft=number)
+        slots = config.scheduling.slots
+        tokens = config.scheduling.max_step_tokens + slots * tokens_beside(len(draft.checkpoints))
+        text_model.reserve(tokens, slots)
+        shared = text_model.vocabulary if shared is None else shared
+        found.append(text_model)
+    return tuple(found)
 
 
 def _media_store(config: EngineConfig, text_model: TextModel | ForeignModel) -> MediaStore | None:
@@ -635,17 +640,23 @@ def _load(
     text_model: TextModel,
     world: World,
     progress: Callable[[float], None],
+    draft: int | None = None,
 ) -> None:
+    """Load the weights. draft: number of the draft model or head."""
     if config.model.load == "random":
         text_model.fill(random_weights(checkpoint.model, checkpoint.quantization, text_model.dtype, text_model.device))
         return
-    known = _known(config, checkpoint, text_model.target.team, world)
+    known = _known(config, checkpoint, text_model.target.team, world, "" if draft is None else f", draft {draft}")
     text_model.load(checkpoint, progress, known)
     if known is not None:
         known.close()
 
 
-def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None, world: World) -> PackedFile | None:
+def _known(
+    config: EngineConfig, checkpoint: Checkpoint, team: Team | None, world: World, part: str
+) -> PackedFile | None:
+    """Return the cache of quantized weights, if there is one. part: distinguishes models of the same files, whose
+    matrices have the same names."""
     quantized = config.quantization.weights in LOAD_FORMATS or config.quantization.head in LOAD_FORMATS
     if team is None or not quantized or config.quantization.folder is None:
         return None
@@ -653,7 +664,7 @@ def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None, worl
     return PackedFile(
         Path(config.quantization.folder),
         files,
-        config.quantization.weight_format,
+        config.quantization.weight_format + part,
         team.tiling.exact,
         (world.rank, world.size),
     )

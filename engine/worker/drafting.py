@@ -239,54 +239,98 @@ class DraftModel:
         return min(position, end)
 
 
-class PredictionHead:
-    """Prediction or EAGLE head of the target. At each position, it reads the hidden state there and the token after it,
-    and predicts the token after that one. For further drafts, it reads its own hidden states.
+class PredictionHeads:
+    """Prediction or EAGLE heads of the target. At position p, head i reads a hidden state and the token p + i + 1, and
+    predicts the next token. Head i drafts token i. The last head drafts further ones from its own hidden states.
 
-    The last position of a cached prefix was computed with the next token of the request that cached it.
+    The first head reads the hidden states of the target. Later heads read them too, or those of the previous head.
+
+    Head i computes its last i positions from drafts. The next step computes them again with known tokens: it begins
+    `len(passes) - 1` positions earlier, with the kept states of the target. The last positions of a cached prefix were
+    computed with the next tokens of another request.
 
     media: of a target that reads media. A token of an item that no step has needed yet is read as text."""
 
-    def __init__(self, passes: Passes, media: MediaStore | None = None) -> None:
-        self.passes, self._media = passes, media
+    def __init__(self, passes: Sequence[Passes], media: MediaStore | None = None, *, of_target: bool = False) -> None:
+        """of_target: later heads read the states of the target."""
+        self.passes, self._media, self._of_target = tuple(passes), media, of_target
+        self._kept: dict[int, tuple[int, Tensor]] = {}  # by slot: end of the known positions, and the last states
 
     def run(self, plan: StepPlan, result: StepResult, hidden: Tensor) -> dict[int, tuple[int, ...]]:
         """Implement `Drafter.run`."""
-        self.passes.begin([row.slot for row in plan.rows])
-        rows, kept, start = list[DraftRow](), list[Tensor](), 0
+        for new in plan.new:
+            self._kept.pop(new.slot, None)
+        for passes in self.passes:
+            passes.begin([row.slot for row in plan.rows])
+        rows, states = self._rows(plan, result, hidden)
+        own, drafts = states, dict[int, tuple[int, ...]]()
+        for number, passes in enumerate(self.passes):
+            # The tokens of the last positions are drafts, if there are some.
+            parts = [row if row.drafts else replace(row, end=max(row.first, row.end - number)) for row in rows]
+            at = [index for index, part in enumerate(parts) if part.first < part.end]
+            if not at:
+                return drafts
+            rows, parts = [rows[index] for index in at], [parts[index] for index in at]
+            states = [states[index][: part.end - part.first] for index, part in zip(at, parts, strict=True)]
+            left, own = _drafted(passes, parts, states, drafts, self._media_of(parts, number))
+            rows = [replace(row, drafts=one) for row, one in zip(rows, left, strict=True)]
+            states = states if self._of_target else own
+        while going := [index for index, row in enumerate(rows) if row.drafts]:
+            states = [own[index][-1:] for index in going]
+            parts = [replace(rows[index], first=rows[index].end, end=rows[index].end + 1) for index in going]
+            left, own = _drafted(self.passes[-1], parts, states, drafts)
+            rows = [replace(row, drafts=one) for row, one in zip(parts, left, strict=True)]
+        return drafts
+
+    def _rows(self, plan: StepPlan, result: StepResult, hidden: Tensor) -> tuple[list[DraftRow], list[Tensor]]:
+        """Return the positions that the heads compute of each row, with the hidden states of the target."""
+        rows, states, start = list[DraftRow](), list[Tensor](), 0
         for index, row in enumerate(plan.rows):
             if index not in result.failed:
                 end = known_end(row, index, result)
                 rows.append(DraftRow(index, row.slot, row.first, end, row.lookahead))
-                kept.append(hidden[start : start + end - row.first])
+                states.append(hidden[start : start + end - row.first])
             start += row.count
-        drafts: dict[int, tuple[int, ...]] = {}
-        states = self.passes.head_states(torch.cat(kept) if kept else hidden[:0])
-        media = self._media_of(rows)
-        while rows:
-            own = self.passes.forward(rows, states, media)
-            media = None  # drafts follow the prompt
-            last = np.cumsum([row.end - row.first for row in rows]) - 1
-            at = [number for number, row in enumerate(rows) if row.drafts]
-            if not at:
-                break
-            ends = torch.from_numpy(last[at]).to(own.device)
-            further = self.passes.own_states
-            own, further = own[ends], own[ends] if further is None else further[ends]
-            made = self.passes.draft(own, [rows[number] for number in at])
-            for row in made:
-                if row is not None:
-                    drafts[row.index] = (*drafts.get(row.index, ()), self.passes.token(row))
-            going = [number for number, row in enumerate(made) if row is not None and row.drafts]
-            rows = [row for row in made if row is not None and row.drafts]
-            states = further[going]
-        return drafts
+        if not rows:
+            return rows, states
+        states = list(self.passes[0].head_states(torch.cat(states)).split([len(one) for one in states]))
+        if again := len(self.passes) - 1:
+            for number, row in enumerate(rows):
+                end, kept = self._kept.get(row.slot, (row.first, states[number][:0]))
+                assert end >= row.first, "positions are computed in order"
+                before = kept[: max(0, len(kept) - (end - row.first))]
+                states[number] = torch.cat((before, states[number]))
+                rows[number] = replace(row, first=row.first - len(before))
+                self._kept[row.slot] = row.end, states[number][-again:].clone()
+        return rows, states
 
-    def _media_of(self, rows: Sequence[DraftRow]) -> MediaRows | None:
-        """Return the embeddings of the tokens that follow the positions of these rows."""
+    def _media_of(self, rows: Sequence[DraftRow], number: int) -> MediaRows | None:
+        """Return the embeddings of the tokens that a head reads at the positions of these rows."""
         if self._media is None:
             return None
-        return self._media.kept_rows([(row.slot, row.first + 1, row.end - row.first) for row in rows])
+        return self._media.kept_rows([(row.slot, row.first + number + 1, row.end - row.first) for row in rows])
+
+
+def _drafted(
+    passes: Passes,
+    rows: Sequence[DraftRow],
+    states: Sequence[Tensor],
+    drafts: dict[int, tuple[int, ...]],
+    media: MediaRows | None = None,
+) -> tuple[list[int], list[Tensor]]:
+    """Compute rows of a head, and draft a token after each row that has some left. Return the numbers of drafts that
+    are left, and the hidden states that the head gives to the next one."""
+    own = passes.forward(rows, torch.cat(list(states)), media)
+    further = passes.own_states
+    sizes = [row.end - row.first for row in rows]
+    left, at = [row.drafts for row in rows], [number for number, row in enumerate(rows) if row.drafts]
+    if at:
+        ends = torch.from_numpy(np.cumsum(sizes)[at] - 1).to(own.device)
+        for number, made in zip(at, passes.draft(own[ends], [rows[number] for number in at]), strict=True):
+            left[number] = 0 if made is None else made.drafts
+            if made is not None:
+                drafts[made.index] = (*drafts.get(made.index, ()), passes.token(made))
+    return left, list((own if further is None else further).split(sizes))
 
 
 def known_end(row: Row, index: int, result: StepResult) -> int:

@@ -25,7 +25,7 @@ MAMBA_2 = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe
 PLAIN: Mapping[str, Type] = {}
 SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,)}  # places of float16 numbers in a block
 SCALES |= dict.fromkeys((Type.Q4_K, Type.Q5_K, Type.Q4_1, Type.Q5_1), (0, 2))
-ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
+ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe", "step35")
 """Kinds with norms to whose weights the converter adds 1."""
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 MEMBER = re.compile(r"(.*altup\w*projections)\.(\d+)\.weight")
@@ -54,12 +54,16 @@ def write_gguf(
     those of the model."""
     found = model.state_dict() if source is None else source
     config = model.config
-    if kind.name == "gemma4":
+    if kind.name == "step35":
+        config = config.text_config
+    if kind.name in ("gemma4", "step35"):
         config.allow_global_per_layer_attribute_access = True
     tensors = _tensors(_stacked(found), config, kind.name)
     keys = {**_keys(config), **_activations(found), **kind.keys}
     if kind.name == "gemma4":
         tensors["rope_freqs.weight"] = _divisors(config)
+    if kind.name == "step35":
+        tensors["rope_freqs.weight"] = _llama3_divisors(config)
     names = (
         [path] if parts == 1 else [path.with_name(f"{path.stem}-{n + 1:05}-of-{parts:05}.gguf") for n in range(parts)]
     )
@@ -176,6 +180,20 @@ def _divisors(config: Any) -> Tensor:
     return torch.tensor([1.0] * turned + [1e30] * (half - turned))
 
 
+def _llama3_divisors(config: Any) -> Tensor:
+    """Return the divisors of frequencies of Step-3.5's full layers, filled with 1 to half of a head."""
+    rope = config.rope_parameters["full_attention"]
+    turned = int(config.head_dim * rope["partial_rotary_factor"])
+    waves = 2 * torch.pi * rope["rope_theta"] ** (torch.arange(0, turned, 2) / turned)
+    low, high = (rope["original_max_position_embeddings"] / rope[f"{one}_freq_factor"] for one in ("low", "high"))
+    smooth = (rope["original_max_position_embeddings"] / waves - rope["low_freq_factor"]) / (
+        rope["high_freq_factor"] - rope["low_freq_factor"]
+    )
+    between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    divisors = torch.where(waves < high, 1.0, torch.where(waves > low, rope["factor"], between))
+    return torch.cat((divisors, torch.ones((config.head_dim - turned) // 2)))
+
+
 def _names(arch: gguf.MODEL_ARCH, layers: int) -> gguf.TensorNameMap:
     """Return the names of tensors, by a table of its own: the package adds the names of some architectures to that of
     all."""
@@ -222,6 +240,10 @@ def _changed(name: str, tensor: Tensor, config: Any, kind: str) -> list[tuple[st
     if last in ("scale", "per_expert_scale"):  # Gemma 4
         layer = name.split(".")[2]
         return [(f"blk.{layer}.{'ffn_gate_inp' if last == 'scale' else 'ffn_down_exps'}.scale", tensor)]
+    if name.endswith(".moe.router_bias"):
+        return [(f"{name}.bias", tensor)]
+    if (expert := re.fullmatch(r"model\.layers\.(\d+)\.moe\.(\w+)_proj\.weight", name)) is not None:  # Step-3.5
+        return [(f"blk.{expert[1]}.ffn_{expert[2]}_exps.weight", tensor)]
     if re.fullmatch(r".*\.experts\.\w+\.weight", name) or kind == "gemma4":
         return [(f"{name}.weight" if ".experts." in name and last != "weight" else name, tensor)]
     if kind.startswith("qwen35") and ".linear_attn." in name:

@@ -84,10 +84,16 @@ def test_the_context_of_the_draft_model_limits_the_context(manifest: Write, tmp_
         validate(Given(path, (Option("--set", "model.max_context", str(whole)),)))
 
 
-@pytest.mark.parametrize("kernels", ["torch", best()])
-def test_the_prediction_head_of_a_checkpoint_is_planned(kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("family", "kernels", "heads"),
+    [("glm", "torch", 1), ("glm", best(), 1), ("mimo-v2-3", best(), 2), ("step", "torch", 2), ("step", best(), 2)],
+)
+def test_the_prediction_heads_of_a_checkpoint_are_planned(
+    family: str, kernels: str, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Drafts of 2 tokens use 2 heads of 3."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    Reference("glm", tmp_path / "model", ROOT / "manifests" / "demo")
+    Reference(family, tmp_path / "model", ROOT / "manifests" / "demo")
     path = tmp_path / "m.yaml"
     path.write_text(HEAD.replace("path: demo", "path: model") + "speculation: {method: mtp, tokens: 2}\n")
     settings = (Option("--set", "hardware.kernels", kernels), Option("--set", "hardware.kv_cache_memory", "2MiB"))
@@ -97,6 +103,9 @@ def test_the_prediction_head_of_a_checkpoint_is_planned(kernels: str, tmp_path: 
     try:
         planned, found = planned_parts(plan.memory)[0], worker.memory_usage
         assert found == {name: planned[name] for name in found} and found["draft"] > 0
+        draft = worker._runner._draft
+        pages = worker._runner._pages.nbytes + sum(one.nbytes for one in draft.passes)
+        assert len(draft.passes) == heads and found["kv"] + found["self_test"] == pages
     finally:
         worker.close()
 
@@ -149,7 +158,8 @@ def test_an_eagle_head_is_planned(kernels: str, ranks: int, eagle: Path):
     try:
         found = worker.memory_usage
         assert found == {name: planned[0][name] for name in found} and found["draft"] > 0
-        model = worker._runner._draft.passes._model
+        (passes,) = worker._runner._draft.passes
+        model = passes._model
         assert model.vocabulary.table is worker._runner._text_model.vocabulary.table
     finally:
         worker.close()

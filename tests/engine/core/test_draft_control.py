@@ -11,6 +11,7 @@ from engine.core.draft_control import (
     MISSES,
     PLAIN_STEPS,
     REFRESH,
+    WINDOW,
     Acceptance,
     DraftControl,
 )
@@ -167,6 +168,26 @@ def test_one_token_decides_after_a_pause():
     assert found.length(0.33, 118) == FIRST_DRAFT
     found.verified(4, 4)
     assert found.length(0.33, 122) > FIRST_DRAFT
+
+
+@pytest.mark.parametrize(("recent", "first"), [(0.9, FIRST_DRAFT), (0.5, 2), (0.3, 1), (0.2, 1), (0.0, 1)])
+def test_a_request_begins_with_the_acceptance_of_recent_ones(recent, first):
+    found = Acceptance()
+    found.begin(recent, 0.22)
+    assert found.begun and found.length(0.22, 10) == first
+
+
+def test_the_recent_acceptance_counts_each_draft_equally():
+    control = DraftControl()
+    before = control.state.acceptance
+    control.verified(4, 4)
+    assert control.state.acceptance == pytest.approx(before + (1 - before) / WINDOW)
+    for _ in range(60):
+        control.verified(1, 1)
+        control.verified(9, 0)
+    assert control.state.acceptance == pytest.approx(0.5, abs=0.05), "half of the drafts are wrong"
+    control.verified(0, 0)
+    assert 0.4 < control.state.acceptance < 0.5
 
 
 @pytest.mark.parametrize("break_even", (0.0, 0.1, 0.17, 0.33, 0.7))

@@ -14,6 +14,7 @@ from engine.core.drafting import Drafting
 from engine.core.plan import Row, StepPlan, StepResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence, State
+from engine.core.snapshot import SchedulerState, restore, snapshot
 from engine.kv import snapshots
 from tests.engine.core.scheduler_simulation import Load, make_layout, simulate
 
@@ -107,6 +108,57 @@ def test_decisions_depend_on_the_times_of_events_alone():
     load = replace(LOADS[1], requests=40, draft_cost=0.2, speculation=METHODS["auto"])
     first, second = simulate(load), simulate(load)
     assert first.now == second.now and first.scheduler.counters == second.scheduler.counters
+
+
+def decode(scheduler, name, now, *, right, tokens=96, cost=0.25):
+    """Decode a request whose drafts are all right, or all wrong. A draft token costs this share of a step. Return the
+    time at the end, and the numbers of steps and of draft tokens."""
+    scheduler.drafting.search = lambda sequence, count: (1 if right else 2,) * count
+    scheduler.submit(Submit(name, (3, 4, 5), Sampling(), tokens, ignore_eos=True), now)
+    steps, drafted, ended = 0, 0, False
+    while not ended:
+        plan = scheduler.plan(now).plan
+        (row,) = plan.rows
+        now += 1.0 + cost * len(row.drafts)
+        further = {0: (1,) * len(row.drafts)} if right and row.drafts else {}
+        ended = any(one.finish for one in scheduler.apply(StepResult(plan.step, (1,), further), now).deltas)
+        steps, drafted = steps + 1, drafted + len(row.drafts)
+    return now, steps, drafted
+
+
+def adaptive(method="suffix"):
+    settings = SpeculationConfig(method=method, tokens=8, adaptive=True)
+    return Scheduler(SchedulerConfig(layout=make_layout((None,)), blocks=60, max_context=200, speculation=settings))
+
+
+def test_a_request_after_wrong_drafts_begins_with_one_token():
+    """A draft that is always wrong costs less than 5 % of the time of a reply, and little in later requests."""
+    scheduler, now, costs = adaptive(), 0.0, []
+    for number in range(6):
+        after, steps, drafted = decode(scheduler, f"wrong {number}", now, right=False)
+        costs.append((after - now) / steps - 1)
+        now = after
+    assert costs[0] < 0.05 and max(costs[2:]) < 0.02, costs
+    assert drafted <= 6
+
+
+def test_right_drafts_after_wrong_ones_are_drafted_in_full_again():
+    scheduler, now = adaptive(), 0.0
+    for number in range(6):
+        now, _, _ = decode(scheduler, f"wrong {number}", now, right=False)
+    now, first, _ = decode(scheduler, "right", now, right=True)
+    for number in range(3):
+        now, steps, _ = decode(scheduler, f"right {number}", now, right=True)
+    assert first <= 19 and steps <= 15, "96 tokens: 11 steps with drafts of 8 tokens, and the first short ones"
+
+
+def test_the_recent_acceptance_is_part_of_a_snapshot():
+    scheduler = adaptive()
+    now, _, _ = decode(scheduler, "wrong", 0.0, right=False)
+    copy = adaptive()
+    restore(copy, msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot(scheduler)), type=SchedulerState))
+    assert copy.drafting.control.state.acceptance == scheduler.drafting.control.state.acceptance < 0.6
+    assert decode(copy, "next", now, right=False) == decode(scheduler, "next", now, right=False)
 
 
 def test_only_drafts_can_pause():

@@ -402,7 +402,7 @@ def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
     kind, settings = CASES[name]
     settings = {**settings, **(more or {})}
     name_of = CONFIGURATIONS.get(kind, f"{kind}Config")
-    config = getattr(transformers, name_of)(**(_beside_vision(settings) if kind == "Step3p7" else settings))
+    config = getattr(transformers, name_of)(**(beside_vision(settings) if kind == "Step3p7" else settings))
     torch.manual_seed(len(name))
     # The eager attention of transformers' Falcon adds the bias of ALiBi twice: by itself and in the mask.
     attention = "sdpa" if name.startswith("falcon-alibi") else "eager"
@@ -430,7 +430,7 @@ def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
     return model
 
 
-def _beside_vision(settings: dict[str, Any]) -> dict[str, Any]:
+def beside_vision(settings: dict[str, Any]) -> dict[str, Any]:
     """Add a small vision tower to the settings of a text model; transformers has no class for the text model alone."""
     tower = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "mlp_ratio": 1.0, "image_size": 14}
     return {"text_config": settings, "vision_config": tower}

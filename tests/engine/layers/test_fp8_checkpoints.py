@@ -441,6 +441,18 @@ def test_each_rank_holds_its_rows_and_inputs_with_their_scales(kind, written):
         torch.testing.assert_close(again, full, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_ranks_share_mamba_mixers_in_fp8(groups, tmp_path, driver, ids, on_ranks):
+    """Each rank has the states of a single group, and its share of several."""
+    sizes = {"num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": groups, "chunk_size": 8}
+    made = write(tmp_path, FP8_KINDS["channel-dynamic"], "Mamba2", **sizes)
+    prompt = ids(19, 3)
+    want = made.logits(prompt)
+    torch.testing.assert_close(driver(made.path).run(prompt, 7), want, atol=1e-4, rtol=0)
+    for got in on_ranks(2, lambda world: driver(made.path, world=world).run(prompt, 7)):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
 def _numbers(layer):
     return layer.weight.restored() if isinstance(layer.weight, Fp8Weight) else layer.weight
 

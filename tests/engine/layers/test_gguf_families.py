@@ -20,6 +20,7 @@ from tests.engine.layers.families import (
     CONFIGURATIONS,
     DEFAULT,
     EAGER,
+    LLAMA3,
     LLAMA4,
     MLA,
     MOE,
@@ -168,6 +169,8 @@ KIMI_KEYS = {**ROUTED_KEYS, "leading_dense_block_count": 2, "expert_weights_scal
              "attention.head_count_kv": [0, 1, 0], "rope.dimension_count": 6, "attention.kv_lora_rank": 24,
              "attention.key_length": 30, "attention.key_length_mla": 14, "attention.value_length_mla": 10,
              "ssm.conv_kernel": 4, "kda.head_dim": 10}  # fmt: skip
+STEP_ROPES = {"full_attention": {**LLAMA3, "partial_rotary_factor": 0.5},
+              "sliding_attention": {**DEFAULT, "rope_theta": 100.0}}  # fmt: skip
 SPARSITY = [float(torch.special.ndtri(torch.tensor(share))) for share in (0.6, 0.0, 0.9, 0.0)]
 
 # kind of file -> case of families.py, whose original checkpoint is converted, further settings, keys of this kind
@@ -199,6 +202,14 @@ ORIGINALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "attention.head_count_kv": [2, 4, 4, 4],
         "attention.sliding_window": 5, "attention.sliding_window_pattern": [0, 1, 1, 1],
         "attention.value_length": 7, "attention.value_scale": 0.707, "rope.freq_base_swa": 1e4}),
+    "glm-dsa": ("glm-moe-dsa", {}, {
+        **ROUTED_KEYS, **LATENT_KEYS, "leading_dense_block_count": 3, "expert_weights_norm": True,
+        "attention.indexer.head_count": 9, "attention.indexer.key_length": 10, "attention.indexer.top_k": 6}),
+    "step35": ("step3p5", {"rope_parameters": STEP_ROPES}, {
+        **ROUTED_KEYS, "expert_shared_feed_forward_length": 30, "expert_weights_norm": True,
+        "attention.head_count": [4, 6, 4], "attention.head_count_kv": [2, 2, 2], "attention.sliding_window": 5,
+        "attention.sliding_window_pattern": [True, False, True], "rope.freq_base_swa": 100.0,
+        "swiglu_clamp_exp": [0.0, 0.05, 0.0], "swiglu_clamp_shexp": [0.1, 0.0, 0.2]}),
     "gemma3n": ("gemma3n", {}, {
         "attention.sliding_window": 5, "attention.sliding_window_pattern": [True, False] * 2,
         "attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 10, "altup.num_inputs": 4,
@@ -208,7 +219,7 @@ ORIGINALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 10, "attention.key_length": 16,
         "attention.key_length_swa": 8, "feed_forward_length": [66, 66, 132, 132], "rope.freq_base_swa": 1e4}),
 }  # fmt: skip
-ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm", "t5"}
+ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm", "t5", "bert", "nomic-bert", "modern-bert"}
 """Kinds with tests in test_gguf.py or in a test of their own, or whose models transformers does not have."""
 
 

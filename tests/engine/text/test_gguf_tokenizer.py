@@ -161,6 +161,59 @@ def test_an_end_token_is_added_where_the_file_says(tmp_path: Path) -> None:
     assert ours.encode_pair("a fox", "the dog")[0] == pair
 
 
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def word_pieces(*, cased: bool) -> Tokenizer:
+    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.train_from_iterator(CORPUS * 4, trainers.WordPieceTrainer(vocab_size=300, special_tokens=WORDS))
+    around = [(text, backend.token_to_id(text)) for text in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=around
+    )
+    return backend
+
+
+def write_words(path: Path, backend: Tokenizer) -> Path:
+    """Write a WordPiece vocabulary like conversion/bert.py."""
+    texts = dict(sorted((token, text) for text, token in backend.get_vocab().items()))
+
+    def phantom(text: str) -> str:
+        return text if text in WORDS else text[2:] if text.startswith("##") else f"▁{text}"
+
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([phantom(text) for text in texts.values()])
+    writer.add_token_types([3 if text in WORDS else 1 for text in texts.values()])
+    writer.add_unk_token_id(1)
+    writer.add_sep_token_id(3)
+    writer.add_pad_token_id(0)
+    writer.add_uint32("tokenizer.ggml.cls_token_id", 2)
+    return finished(writer, path)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_word_pieces_are_those_of_the_original(tmp_path: Path, cased: bool) -> None:
+    theirs = word_pieces(cased=cased)
+    ours = Ours(write_words(tmp_path / "m.gguf", theirs))
+
+    @settings(max_examples=examples(200), deadline=None)
+    @given(TEXT)
+    def same(text: str) -> None:
+        ids = theirs.encode(text).ids
+        assert ours.encode(text) == ids
+        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids)
+
+    same()
+    pair = theirs.encode("The fox", "the DOG")
+    assert ours.encode_pair("The fox", "the DOG") == (pair.ids, pair.type_ids)
+    assert ours.special_tokens["cls_token"] == "[CLS]" and ours.special_tokens["sep_token"] == "[SEP]"
+
+
 def trained_pieces() -> sentencepiece.SentencePieceProcessor:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -342,9 +395,8 @@ def test_a_tokenizer_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     ):
         Ours(path)
     path.write_bytes(path.read_bytes().replace(b"gpt2", b"t5v1"))
-    with pytest.raises(
-        CheckpointError, match=r"m\.gguf: tokenizer\.ggml\.model is 't5v1'; supported are gpt2, gemma4, llama and t5"
-    ):
+    known = "gpt2, gemma4, llama, t5 and bert"
+    with pytest.raises(CheckpointError, match=rf"m\.gguf: tokenizer\.ggml\.model is 't5v1'; supported are {known}"):
         Ours(path)
 
 

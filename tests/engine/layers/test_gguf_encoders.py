@@ -1,0 +1,73 @@
+"""Encoders in GGUF files: hidden states and vectors equal transformers'."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.api.errors import CheckpointError
+from engine.api.messages import Pooling
+from engine.models.checkpoint import read_checkpoint
+from kernels.cpu.library import usable
+from tests.engine.gguf_writer import Kind, write_gguf
+from tests.engine.layers.pooled_cases import save
+from tests.engine.layers.test_encoders import Runner, Saved, close, prompt
+from tests.engine.layers.test_gguf_families import made
+
+# Case of pooled_cases.py -> kind of file and further keys.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", {"pooling_type": 2}),
+    "xlm-roberta": ("bert", {"pooling_type": 1, "context_length": 62}),
+    "nomic": ("nomic-bert", {"pooling_type": 1, "rope.freq_base": 1000.0}),
+    "modernbert": ("modern-bert", {
+        "pooling_type": 2, "attention.sliding_window": 6, "attention.sliding_window_pattern": 3,
+        "rope.freq_base": 160_000.0, "rope.freq_base_swa": 10_000.0}),
+}  # fmt: skip
+LEFT_OUT = ("pooler.", "embeddings.position_ids", "head.", "decoder.")
+
+
+def written(name: str, folder: Path, **more: object) -> tuple[Saved, Path]:
+    """Return a model and its file. The converter leaves out the pooler and RoBERTa's positions that no token has."""
+    made, (kind, keys) = Saved(save(name, folder / "original"), name), CASES[name]
+    tensors = load_file(made.path / "model.safetensors")
+    tensors = {own: tensor for own, tensor in tensors.items() if not own.startswith(LEFT_OUT)}
+    if name == "xlm-roberta":
+        positions = "embeddings.position_embeddings.weight"
+        tensors[positions] = tensors[positions][2:]
+    model = Saved(made.path, {"bert": "BertModel", "xlm-roberta": "XLMRobertaModel", "nomic": "NomicBertModel",
+                              "modernbert": "ModernBertModel"}[name])  # fmt: skip
+    return model, write_gguf(folder / "m.gguf", model.model(), Kind(kind, keys | more), source=tensors)
+
+
+@pytest.mark.parametrize("by", ["torch", *usable()[:1]])
+@pytest.mark.parametrize("name", CASES)
+def test_states_and_vectors_are_those_of_the_model(name: str, by: str, tmp_path: Path) -> None:
+    model, path = written(name, tmp_path)
+    runner, prompts = Runner(path, by), [prompt(17), prompt(5, 1)]
+    for ids, hidden in zip(prompts, runner.hidden(prompts), strict=True):
+        close(hidden, model.output(ids))
+    assert runner.checkpoint.model.pooler is not None
+    first = CASES[name][1]["pooling_type"] == 2
+    for ids, vector in zip(prompts, runner.pooled(prompts, Pooling(task="embed")), strict=True):
+        states = model.output(ids)
+        want = states[0] if first else states.mean(0)
+        close(vector, torch.nn.functional.normalize(want, dim=0))
+
+
+def test_a_reranker_is_refused(tmp_path: Path) -> None:
+    """A file with a classifier has tensors that an embedding model lacks."""
+    _, path = written("bert", tmp_path, pooling_type=4)
+    assert read_checkpoint(path).modules is None
+    path.write_bytes(path.read_bytes().replace(b"token_types", b"token_style"))
+    with pytest.raises(CheckpointError, match=r"has the tensor token_style\.weight, which the declared model"):
+        read_checkpoint(path)
+
+
+def test_a_decoder_that_states_a_pooling_embeds(tmp_path: Path) -> None:
+    model = made("smollm3")
+    for pooling, pool in ((3, "last"), (0, None)):
+        path = write_gguf(tmp_path / f"{pooling}.gguf", model, Kind("smollm3", {"pooling_type": pooling}))
+        pooler = read_checkpoint(path).model.pooler
+        assert (None if pooler is None else pooler.pool) == pool
