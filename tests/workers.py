@@ -1,8 +1,8 @@
-"""`pytest --workers N`: run test files in N forked processes of one that has collected all tests.
+"""`pytest --workers N`: collect all tests once, then run test files in N forked processes.
 
-Collecting the tests imports torch, transformers and all test files. That takes 37 s of CPU time, which each worker of
-pytest-xdist would spend again. A forked worker shares these modules and their memory. Workers take one file after
-another, in the order of the collected tests. Fixtures of a session exist once for each worker.
+Collecting the tests imports torch, transformers and all test files, which takes 37 s of CPU time. Forked workers share
+the imported modules; each worker of pytest-xdist imports them again. Workers take one file after another, in the order
+of the collected tests. Each worker has its own session fixtures.
 
 A worker that crashes fails its running test, and the remaining tests of its file do not run.
 """
@@ -129,7 +129,7 @@ def serve(session: pytest.Session, files: list[list[pytest.Item]], connection: C
         if connection.poll():  # the master has closed the connection
             return
         connection.send(("start", item.nodeid, item.location))
-        following = next(tests, None)  # may be of the next file: fixtures of a session must not end before it
+        following = next(tests, None)  # of the next file after the last test of a file, so that session fixtures stay
         config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         item = following
     connection.send(("done",))
