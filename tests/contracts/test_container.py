@@ -76,6 +76,7 @@ def started(
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "SLIPWAY__ENDPOINTS__HOST": "0.0.0.0",  # as ENV of the image
+        "SLIPWAY__HARDWARE__THREADS": "1",  # see tests/e2e/conftest.py
         "SLIPWAY_TERMINATION_LOG": str(folder / "reason"),
         port_in: str(port),
         "LC_TEST_MARKER": marker,

@@ -121,8 +121,16 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     started: list[Appliance] = []
 
     def start(
-        manifest: Path = ROOT / "manifests" / "demo.yaml", *arguments: str, scheme: str = "http", **environment: str
+        manifest: Path = ROOT / "manifests" / "demo.yaml",
+        *arguments: str,
+        scheme: str = "http",
+        threads: str = "1",
+        **environment: str,
     ) -> Appliance:
+        """threads: of each engine. A second one takes as much CPU time as the first, because it waits actively in the
+        short operations of a tiny model. "" leaves their number to the manifest."""
+        if threads:
+            environment["SLIPWAY__HARDWARE__THREADS"] = threads
         port, marker = free_port(), f"slipway-test-{os.getpid()}-{next(NUMBERS)}"
         log = tmp_path_factory.mktemp("appliance") / "log"
         command = [*SLIPWAY, "serve", str(manifest), "--host", "127.0.0.1", "--port", str(port), *arguments]

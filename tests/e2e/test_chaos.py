@@ -54,7 +54,7 @@ def service(launch, tmp_path_factory):
     manifest = folder / "m.yaml"
     manifest.write_text(MANIFEST)
     assert main(["lock", str(manifest)]) == 0
-    appliance = launch(manifest, scheme="https")
+    appliance = launch(manifest, scheme="https", threads="")
     appliance.wait_ready()
     return folder, appliance
 
@@ -70,6 +70,7 @@ def run(chaos):
     """Run scenarios; return the exit code and the reports by name."""
 
     def inject(appliance, *names):
+        appliance.wait_ready()  # an engine may still be restarting after the fault of another test
         words = ("--scenario", ",".join(names), "--yes", "--json", "--duration", "1", *QUICK)
         code, output, messages = chaos(appliance.url, *words)
         assert output, messages
@@ -174,6 +175,7 @@ def test_ctrl_c_rolls_back_and_exits(service, chaos, eventually):
 
 def test_no_fault_is_injected_without_confirmation(service, chaos):
     _, appliance = service
+    appliance.wait_ready()  # as in `run`
     before = appliance.pids()
     code, output, messages = chaos(appliance.url, "--scenario", "crash")
     assert code == 2 and "no fault was injected" in messages

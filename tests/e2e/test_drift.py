@@ -77,7 +77,7 @@ def test_a_bit_that_flips_has_the_engine_replaced_under_requests_and_a_second_on
     launch: Callable, locked: Path, eventually: Callable
 ) -> None:
     """Requests keep arriving: those in flight when the engine detects the drift continue on the new engine."""
-    appliance = launch(locked, *SMALL)
+    appliance = launch(locked, *SMALL, threads="")
     appliance.wait_ready()
     told = appliance.client.get("/ready").json()["engines"][0]["self_test"]
     assert (told["prompts"], told["against"], told["band"], told["skipped"]) == (3, "lock", "bit for bit", 0)

@@ -55,7 +55,7 @@ def service(launch: Callable[..., Appliance], collector: Collector, profiles: Pa
         "observability.traces.service_name=demo",
     )
     affinity = {"SLIPWAY__HARDWARE__CPUS": str(ALLOWED[0])} if len(ALLOWED) > 1 else {}
-    appliance = launch(DEMO, *settings, **affinity)
+    appliance = launch(DEMO, *settings, threads="", **affinity)
     appliance.wait_ready()
     return appliance
 
@@ -108,7 +108,7 @@ def test_threads_have_a_cpu_each_and_the_others_keep_away_and_yield(service: App
 @pinned
 @pytest.mark.nightly("tests/e2e/test_folder.py::test_threads_have_a_cpu_each_and_the_others_keep_away_and_yield")
 def test_a_team_is_pinned_thread_by_thread(launch: Callable[..., Appliance]) -> None:
-    appliance = launch(SLIPWAY__HARDWARE__CPUS=f"{ALLOWED[0]},{ALLOWED[1]}")
+    appliance = launch(threads="", SLIPWAY__HARDWARE__CPUS=f"{ALLOWED[0]},{ALLOWED[1]}")
     appliance.wait_ready()
     found = threads(appliance.pids()["engine-0"])
     assert found.count({ALLOWED[0]}) == found.count({ALLOWED[1]}) == 1

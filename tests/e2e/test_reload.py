@@ -25,7 +25,7 @@ class Served:
         self.file, self.keys = folder / "m.yaml", folder / "keys.txt"
         self.keys.write_text("one\n")
         self.write("")
-        self.appliance = launch(self.file, *options)
+        self.appliance = launch(self.file, *options, threads="")
         self.appliance.wait_ready()
 
     def write(self, more: str) -> None:

@@ -2,14 +2,13 @@
 then everything that it wrote, printed, started or answered is searched for their values."""
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, SLIPWAY
+from appliance.cli.main import main
+from tests.e2e.conftest import ROOT
 from tests.tiers import thinned
 
 IN_FILE, IN_VARIABLE, UNUSED, GUESSED = "canary-file-81f3", "canary-env-7c2a", "canary-unused-55d0", "canary-guess-90b1"
@@ -88,13 +87,15 @@ def test_no_value_of_a_secret_is_in_anything_the_service_writes_starts_or_answer
 
 
 @pytest.mark.parametrize("words", [("check",), ("check", "--format", "json"), ("plan",), ("plan", "--json")])
-def test_no_command_prints_one(service, words):
+def test_no_command_prints_one(service, words, monkeypatch, capfd):
     _, folder, _, variables = service
-    done = subprocess.run(
-        [*SLIPWAY, *words, str(folder / "m.yaml")], cwd=ROOT, env=os.environ | variables, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    searched(done.stdout, done.stderr)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code = main([*words, str(folder / "m.yaml")])
+    printed = capfd.readouterr()
+    assert code == 0, printed.err
+    assert printed.out
+    searched(*printed)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,6 @@ def test_no_command_prints_one(service, words):
 )
 @pytest.mark.parametrize("form", thinned(["text", "json", "github", "sarif"], kept=["text", "sarif"]))
 def test_a_literal_is_refused_without_being_repeated(tmp_path, line, form, capsys):
-    from appliance.cli.main import main
-
     path = tmp_path / "m.yaml"
     path.write_text(
         f"apiVersion: slipway/v2\n{'' if line.startswith('model') else 'model: {source: {path: x}}'}\n{line}\n"

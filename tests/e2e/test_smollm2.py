@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., Applia
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
     assert [path.suffix for path in Path(done.stdout.strip()).iterdir()] == [".gguf"]
-    appliance = launch(MANIFEST, setting, "--model.download.offline=true")
+    appliance = launch(MANIFEST, setting, "--model.download.offline=true", threads="")
     appliance.wait_ready()
     return appliance
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_no_request_notices_that_its_engine_was_killed(launch):
     """Compare each token with an undisturbed run: streamed and complete replies, greedy and sampled, logprobs, n > 1,
     stop strings, JSON schemas and tool calls, with speculative decoding."""
-    appliance = launch(ROOT / "manifests" / "demo.yaml", "--set", "speculation.method=suffix")
+    appliance = launch(ROOT / "manifests" / "demo.yaml", "--set", "speculation.method=suffix", threads="")
     appliance.wait_ready()
     result = asyncio.run(
         kill_under_load(appliance.url, [KillTarget(appliance.process.pid)], kills=1, streams=10, tokens=40)

@@ -158,7 +158,7 @@ def test_triton_kernels_multiply_by_the_bits_of_the_blocks(kind, tmp_path, monke
     folder, prompt = file(tmp_path / "m", kind, monkeypatch, "", **WIDE), ids(9, 1)
     wanted = test_gguf.want(folder, prompt, "Llama", WIDE)
     engine = driver(folder, kernels="triton")
-    assert equal(engine.run(prompt, 5), wanted)
+    assert equal(engine.run(prompt, 9), wanted)
     matrices = [engine.model.vocabulary.head, *(layer.weight for layer in test_gguf.linears(engine))]
     assert all(isinstance(one, PlaneWeight) and one.kind == kind for one in matrices)
     assert engine.model.vocabulary.blocks.kind == kind
@@ -186,8 +186,8 @@ def test_sources_of_several_types_are_multiplied_one_after_another_on_a_gpu(tmp_
     types = {"k_proj": Type.Q8_0, "up_proj": Type.Q5_1, "embed": Type.Q4_1, "lm_head": Type.Q6_K, "proj": Type.Q5_0}
     folder, prompt = test_gguf.write(tmp_path / "n", types, attention_bias=True, **WIDE), ids(9, 1)
     compare(read_checkpoint(folder), "triton")
-    engine, wanted = driver(folder, kernels="triton"), driver(folder).run(prompt, 5)
-    assert equal(engine.run(prompt, 5), wanted)
+    engine, wanted = driver(folder, kernels="triton"), driver(folder).run(prompt, 9)
+    assert equal(engine.run(prompt, 9), wanted)
     fused = test_gguf.linears(engine)[0].weight
     assert isinstance(fused, SegmentedWeight)
     assert [type(piece) for piece in fused.pieces] == [PlaneWeight, IntegerWeight, PlaneWeight]
