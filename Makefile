@@ -40,7 +40,7 @@ help:
 serve: $(VENV)/.runtime
 	@exec $(BIN)/slipway serve $(MANIFEST) --host $(HOST) --port $(PORT)
 
-PYTEST := $(BIN)/pytest -q --workers auto --durations 20 \
+PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 \
 	$(if $(REPEAT),--repeat-failed $(REPEAT))
 
 # mypy has one thread, so it runs beside the tests.

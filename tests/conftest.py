@@ -20,7 +20,7 @@ import torch
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
-from tests import repeat, tiers, workers
+from tests import repeat, tiers
 from tests.cells import FormatRecorder, Recorder
 from tests.cells import format_cells as format_cells  # a fixture
 from tests.cells import shows as shows  # a fixture
@@ -89,7 +89,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     text = "run the tests of docs/quantization-formats.md, and record them here"
     parser.addoption("--record-formats", type=Path, help=text)
     pluginmanager.register(repeat)
-    pluginmanager.register(workers)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -103,6 +102,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(file))
     if (file := config.getoption("record_formats")) is not None:
         config.pluginmanager.register(FormatRecorder(file))
+
+
+@pytest.hookimpl(optionalhook=True)  # the tests of the page run without pytest-xdist
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Start one worker more than there are CPUs: tests that start services wait as long as they compute. Unit tests
+    start none, and each worker imports all test files."""
+    starts_services = "not slow" not in config.option.markexpr
+    return len(os.sched_getaffinity(0)) + starts_services
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

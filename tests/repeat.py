@@ -11,7 +11,8 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.workers import CRASHED
+CRASHED = pytest.StashKey[bool]()
+"""Set if a worker process crashed; its remaining tests have not run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,17 +32,23 @@ def failed_tests(config: pytest.Config) -> list[str]:
     return list(dict.fromkeys(report.nodeid for report in reports))
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_testnodedown(node: object, error: object) -> None:
+    if error:
+        node.config.stash[CRASHED] = True  # type: ignore[attr-defined]
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the summary
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     yield
     config = session.config
-    limit = config.getoption("repeat_failed")
+    limit = 0 if hasattr(config, "workerinput") else config.getoption("repeat_failed")
     if not limit or session.exitstatus != pytest.ExitCode.TESTS_FAILED or config.stash.get(CRASHED, False):
         return
     failed = failed_tests(config)
     if not 0 < len(failed) <= limit:
         return
-    command = [sys.executable, "-m", "pytest", "-q", *failed]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *failed]
     repeated = subprocess.run(command, cwd=config.rootpath, check=False)
     reporter = config.pluginmanager.getplugin("terminalreporter")
     reporter.ensure_newline()

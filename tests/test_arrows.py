@@ -61,8 +61,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.media": ("engine.api.errors", "engine.api.files", "engine.api.media"),
     "engine.formats": (
         *("engine.api.errors", "kernels.fp8", "kernels.ggml_blocks", "kernels.ggml_layout", "kernels.integer_layout"),
-        "kernels.plane_layout",
-        "kernels.quantisation",
+        *("kernels.plane_layout", "kernels.quantisation", "kernels.cpu.quantize"),
     ),
     "engine.models": (
         *("engine.formats", "engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files"),

@@ -71,7 +71,7 @@ NOT_UNIT = (
         "engine/worker",
         "kernels",
     ),
-    *("manifests", "packaging", "tools", "test_hangs.py", "test_repeat.py", "test_rewrite.py", "test_workers.py"),
+    *("manifests", "packaging", "tools", "test_hangs.py", "test_repeat.py", "test_rewrite.py"),
 )
 
 USES = {
