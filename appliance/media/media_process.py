@@ -18,7 +18,7 @@ from appliance.media.job import Job, JobLimits
 from appliance.media.part import DONE, EXHAUSTED, REFUSED
 from appliance.runtime.limited_processes import limit_resources, serve
 from engine.api.media import Modality
-from engine.media.audio import AudioError, TooLong, has_sound, read_audio
+from engine.media.audio import AudioError, TooLong, read_audio, read_sound
 from engine.media.decode import Limits, decode
 from engine.media.embeddings import Outline, SizeLimits, outline_of, read
 from engine.media.families import Processors, read_processors
@@ -74,10 +74,11 @@ class Worker:
                     return process_video(processors.video, frame_list(job.files, self._video), self._limits.frames)
                 with open_video(job.files[0], self._video) as clip:
                     video = process_video(processors.video, clip, self._limits.frames)
-                if processors.sound is None or not has_sound(job.files[0]):
+                if processors.sound is None:
                     return video
                 most = min(self._limits.seconds, processors.sound.audio.max_seconds)
-                return processors.sound.joined(video, read_audio(job.files[0], max_seconds=most))
+                samples = read_sound(job.files[0], max_seconds=most)
+                return video if samples is None else processors.sound.joined(video, samples)
             case "audio":
                 assert processors.audio is not None, "the gateway refuses audio otherwise"
                 most = min(job.seconds or self._limits.seconds, processors.audio.max_seconds)

@@ -54,7 +54,7 @@ def read_audio(data: bytes, *, max_seconds: float, param: str = "file") -> Sampl
             _check_format(file.samplerate, file.channels, param)
             return _resampled(_pieces(file), file.samplerate, max_seconds, param)
     except soundfile.LibsndfileError as error:
-        if _has_other_container(data) or data[:4] == b"RIFF" and data[8:12] == b"AVI ":
+        if _has_other_container(data):
             return _from_container(data, max_seconds, param)
         raise _unknown(_reason(error), param) from error
 
@@ -111,28 +111,33 @@ def _has_other_container(data: bytes) -> bool:
     return data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3"
 
 
-def has_sound(data: bytes) -> bool:
-    """Return whether a video file has sound. Raises MediaError for a damaged file."""
+def read_sound(data: bytes, *, max_seconds: float, param: str = "file") -> Samples | None:
+    """Decode the sound of a video file as `read_audio` does. Return None for a file without sound. Raises MediaError,
+    AudioError."""
     from engine.media.video import opened  # loads FFmpeg
 
     with opened(data) as container:
-        return bool(container.streams.audio)
+        return _sound(container, max_seconds, param)
 
 
 def _from_container(data: bytes, max_seconds: float, param: str) -> Samples:
-    from engine.media.video import opened  # loads FFmpeg
-
     try:
-        with opened(data) as container:
-            if not container.streams.audio:
-                raise MediaError("the file has no audio")
-            stream = container.streams.audio[0]
-            if stream.codec_context is None:
-                raise MediaError("the codec of the audio is not supported")
-            _check_format(stream.rate, stream.channels, param)
-            return _resampled(_frames(container, stream), stream.rate, max_seconds, param)
+        found = read_sound(data, max_seconds=max_seconds, param=param)
+        if found is None:
+            raise MediaError("the file has no audio")
     except MediaError as error:
         raise _unknown(f"{error}.", param) from error
+    return found
+
+
+def _sound(container: Any, max_seconds: float, param: str) -> Samples | None:
+    if not container.streams.audio:
+        return None
+    stream = container.streams.audio[0]
+    if stream.codec_context is None:
+        raise MediaError("the codec of the audio is not supported")
+    _check_format(stream.rate, stream.channels, param)
+    return _resampled(_frames(container, stream), stream.rate, max_seconds, param)
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Samples]:

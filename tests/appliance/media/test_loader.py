@@ -278,14 +278,14 @@ def test_uuids_of_another_key_are_not_known(make: Callable[..., MediaLoader]) ->
         asyncio.run(loader.load([reference], "bob"))
 
 
-@pytest.mark.parametrize("form", ["matroska", "avi"])
+@pytest.mark.parametrize("form", ["matroska", "avi", "asf"])
 def test_sound_of_a_video_is_read_if_the_request_wants_it(form: str, tmp_path: Path) -> None:
     """Qwen2.5-Omni: pieces of 2 s of frames and of sound take turns; a silent video has none."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni_thinker"}))
     (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 14, "feature_size": 128}')
     worker = Worker(str(tmp_path), JobLimits(1 << 24, 1 << 24, 64, 60.0))
     noise = (np.random.default_rng(1).normal(0, 1000, 40_000)).astype(np.int16)
-    codec = {"matroska": "mpeg4", "avi": "mjpeg"}[form]
+    codec = {"matroska": "mpeg4", "avi": "mjpeg", "asf": "mpeg4"}[form]
     loud, silent = encoded(steps(50), form, codec, sound=noise), encoded(steps(50), form, codec)
 
     def read(data: bytes, options: str = "") -> Processed:

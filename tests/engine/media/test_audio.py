@@ -11,7 +11,7 @@ from transformers import WhisperFeatureExtractor
 from transformers.models.whisper import feature_extraction_whisper
 
 from engine.media import audio
-from engine.media.audio import AudioError, read_audio, windows
+from engine.media.audio import AudioError, read_audio, read_sound, windows
 from engine.media.spectrogram import SAMPLE_RATE, log_mel
 
 
@@ -118,3 +118,17 @@ def test_windows_are_consecutive_and_end_in_silence(seconds: int) -> None:
     assert len(found) == {1: 1, 30: 1, 31: 2, 65: 3}[seconds]
     for number, one in enumerate(found[:-1], 1):
         assert 27 * number < one.end / SAMPLE_RATE < 27 * number + 0.2
+
+
+def test_sound_of_videos_is_read_from_ogg() -> None:
+    """libsndfile reads Ogg files with audio alone."""
+    stream = io.BytesIO()
+    with av.open(stream, "w", format="ogg") as container:
+        video, track = container.add_stream("vp8", rate=10), container.add_stream("libopus", rate=48_000, layout="mono")
+        video.width = video.height = 16
+        block = av.AudioFrame.from_ndarray(np.zeros((1, 960 * 20), np.float32), format="flt", layout="mono")
+        block.rate = 48_000
+        container.mux([*video.encode(av.VideoFrame(16, 16, "yuv420p")), *video.encode(None)])
+        container.mux([*track.encode(block), *track.encode(None)])
+    samples = read_sound(stream.getvalue(), max_seconds=1)
+    assert samples is not None and len(samples) == pytest.approx(0.4 * 16_000, abs=400)
