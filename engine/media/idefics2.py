@@ -16,9 +16,10 @@ from engine.media.processed import MediaError, Tokens
 from engine.media.processor import Array, Layout, Processor
 from engine.media.settings import Files
 
+LARGEST = 980
 DEFAULTS: dict[str, Any] = {
     **{"resample": BILINEAR, "image_mean": HALF, "image_std": HALF, "do_resize": True, "do_image_splitting": False},
-    "size": {"shortest_edge": 378, "longest_edge": 980},
+    "size": {"shortest_edge": 378, "longest_edge": LARGEST},
 }
 
 
@@ -78,7 +79,10 @@ def declare(files: Files) -> Processor:
     rewrites = (re.escape(around * 2), around), (re.escape(around) + r"(?=[^\s<])", f"{around} ")
     perceiver = files.config.get("perceiver_config")
     latents = perceiver.get("resampler_n_latents") if isinstance(perceiver, dict) else None
-    size = read_size(settings["size"])
+    size, largest = read_size(settings["size"]), int(files.vision.get("image_size") or LARGEST)
+    # Larger images would have the same tokens, so limits of tokens would not limit the work for them.
+    if max(files.given.get("size", {"": 0}).values()) > largest:
+        raise ValueError(f"size has an edge of {max(size.values())} pixels; the model has positions for {largest}")
     return Idefics2(
         Tokens(token, token, rewrites=rewrites),
         around,

@@ -160,6 +160,16 @@ def test_quarters_of_idefics2_equal_transformers(tmp_path: Path) -> None:
         processor_of(tmp_path).layout(1, 30)
 
 
+def test_requests_cannot_enlarge_images_of_idefics2_without_limit(tmp_path: Path) -> None:
+    """Images have 64 tokens at any size."""
+    write("idefics2", tmp_path)
+    for edge in (981, 1 << 30):
+        with pytest.raises(MediaError, match=f"size has an edge of {edge} pixels; the model has positions for 980"):
+            read_processors(tmp_path, {"size": {"shortest_edge": 378, "longest_edge": edge}})
+    found = read_processors(tmp_path, {"size": {"shortest_edge": 378, "longest_edge": 980}}).image
+    assert found is not None and found.layout(2000, 1000).count == 5
+
+
 def test_images_of_minicpm_v_are_numbered(tmp_path: Path) -> None:
     """Numbers start from 0 in each prompt and equal those of `MiniCPMV4_6Processor._prepend_local_ids`."""
     path = write("minicpmv4_6", tmp_path) / "preprocessor_config.json"
