@@ -20,6 +20,7 @@ FFT = 512
 EMPHASIS = 0.97
 SCALE = 32768  # samples are 16-bit integers in the original implementation
 REDUCTION = 8  # frames of a token
+BLOCK = 1 << 12  # frames that are computed together; their complex numbers take more memory than a clip
 MAX_SECONDS = 1800.0
 """Half an hour, the longest recording that the model was trained for."""
 SETTINGS: dict[str, Any] = {
@@ -66,17 +67,20 @@ class Phi4Audio:
 
     def tensors(self, samples: Array) -> dict[str, Array]:
         frames = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float32), WINDOW)[::HOP]
+        logs = np.empty((len(frames), self.mels), np.float32)
+        for first in range(0, len(frames), BLOCK):
+            logs[first : first + BLOCK] = self._logs(frames[first : first + BLOCK])
+        size = self.layout(len(samples)).count
+        return {"audio_input_features": logs[None], "audio_embed_sizes": np.array([size], np.int64)}
+
+    def _logs(self, frames: Array) -> Array:
+        """[frames, WINDOW] → [frames, mels]."""
         before = np.roll(frames, 1, 1)
         before[:, 0] = before[:, 1]
         emphasised = (frames - np.float32(EMPHASIS) * before) * np.float32(SCALE)
         spectrum = np.fft.rfft(np.hamming(WINDOW) * emphasised, FFT, 1).astype(np.complex64)
         power = np.abs(spectrum) ** 2
-        logs = np.log(np.maximum(power @ mel_filters(self.mels, *self.range), np.float32(1.0)))
-        size = self.layout(len(samples)).count
-        return {
-            "audio_input_features": np.ascontiguousarray(logs, np.float32)[None],
-            "audio_embed_sizes": np.array([size], np.int64),
-        }
+        return np.log(np.maximum(power @ mel_filters(self.mels, *self.range), np.float32(1.0)))
 
 
 def declare(files: Files) -> AudioProcessor:

@@ -1,6 +1,7 @@
 """Compare images and clips of Phi-4-multimodal with transformers' processors."""
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers.image_utils import SizeDict
 
 from engine.api.errors import CheckpointError
 from engine.api.media import BESIDE_IMAGES, EMBEDDINGS, MediaTensor
+from engine.media import phi4_audio
 from engine.media.families import read_processors
 from engine.media.processed import Known, MediaError, Processed, Tokens
 from engine.media.processor import process, process_audio
@@ -136,6 +138,21 @@ def test_spectrograms_and_numbers_of_tokens_equal_transformers(folder: Path, sam
     assert found.tensors.keys() == wanted.keys() == {"audio_input_features", "audio_embed_sizes"}
     for name, tensor in found.tensors.items():
         np.testing.assert_allclose(as_array(tensor), wanted[name].numpy(), rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_spectrograms_of_long_clips_take_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clips have up to 30 minutes, and a process of the gateway 1 GiB."""
+    processor = read_processors(folder).audio
+    assert processor is not None
+    clip = np.random.default_rng(1).normal(0, 0.1, 60 * 16_000).astype(np.float32)
+    whole = processor.tensors(clip)["audio_input_features"]
+    monkeypatch.setattr(phi4_audio, "BLOCK", 500)
+    tracemalloc.start()
+    found = processor.tensors(clip)["audio_input_features"]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-5)
+    assert peak < 4 * clip.nbytes
 
 
 def test_short_clips_and_other_settings_of_audio_are_refused(folder: Path) -> None:
