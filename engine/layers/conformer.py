@@ -16,6 +16,9 @@ from kernels.activation import ACTIVATIONS
 
 SPECTROGRAM = "input_features"
 CONFORMER_SPECTROGRAM = "audio_input_features"
+BLOCK = 256
+"""Positions whose spectrogram is convolved at once. For a position, the first convolution has 160 times as many numbers
+as the hidden state, so those of a long clip would take gigabytes."""
 
 
 class ConformerLayer:
@@ -56,6 +59,17 @@ class ConformerLayer:
         """[frames, mels] → [positions, hidden]."""
         own, part = self._loaded, self.part
         x = (features - own["encoder_embedding.global_mean"]) * own["encoder_embedding.global_invstd"]
+        found = list[Tensor]()
+        for first in range(0, part.reduced(len(x)), BLOCK):
+            # A position depends on frames of the position before it, not on those of the next one.
+            before = min(first, 1)
+            frames = x[(first - before) * part.reduction : (first + BLOCK) * part.reduction]
+            found.append(self._positions(frames)[before:])
+        return torch.cat(found)
+
+    def _positions(self, x: Tensor) -> Tensor:
+        """Return the result of the convolutions of normalised frames, [frames, mels] → [positions, hidden]."""
+        own, part = self._loaded, self.part
         act, x = ACTIVATIONS[part.embed_act], x.view(1, 1, *x.shape)
 
         def convolved(x: Tensor, number: int, **options: int) -> Tensor:

@@ -15,6 +15,7 @@ from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError
 from engine.api.media import BESIDE_IMAGES, MediaItem, MediaTensor
 from engine.distributed.world import Single
+from engine.layers import conformer
 from engine.layers.linear import Target
 from engine.layers.tower import TowerModel
 from engine.llm import MediaPrompt
@@ -123,6 +124,15 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Phi4:
     return Phi4(model, folder)
 
 
+def hearing(family: Phi4) -> TowerModel:
+    """Return the tower for clips."""
+    media = read_checkpoint(family.folder).model.media
+    assert media is not None and media.audio is not None
+    tower = TowerModel(media.audio, Single(), Target(torch.float32, torch.device("cpu")))
+    tower.load(Weights(read_checkpoint(family.folder).tensors, lambda fraction: None).read)
+    return tower
+
+
 PARTS: tuple[tuple[Part | int, ...], ...] = (
     (7,),
     (3, picture(2, 1, 3, 3), 5),
@@ -167,14 +177,30 @@ def test_two_ranks_return_the_same_replies(family: Phi4) -> None:
         check(llm.generate(prompt(PARTS[4]), greedy())[0], family.reply(PARTS[4]))
 
 
+@pytest.mark.parametrize("frames", [1, 40, 48, 49, 97, 300])
+def test_spectrograms_are_convolved_in_blocks(family: Phi4, monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+    """A long clip takes no more memory for its convolutions than a block."""
+    monkeypatch.setattr(conformer, "BLOCK", 6)
+    sizes, convolved = list[int](), torch.nn.functional.conv2d
+
+    def recorded(*arguments: Any, **options: Any) -> Tensor:
+        found = convolved(*arguments, **options)
+        sizes.append(found.shape[2])
+        return found
+
+    part, tower = clip(frames), hearing(family)
+    wanted = family.embedded(part, False)
+    monkeypatch.setattr(torch.nn.functional, "conv2d", recorded)
+    with torch.no_grad():
+        (found,) = tower.encode([part.tensors])
+    assert found.shape == wanted.shape and (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    assert max(sizes) <= 7 * 8 // 2
+
+
 @pytest.mark.parametrize("seconds", [1, 41, 82])
 def test_long_clips_are_encoded_in_windows(family: Phi4, seconds: int) -> None:
     """500 positions, of 80 ms each, attend to one another; the last window is filled with zeros."""
-    media = read_checkpoint(family.folder).model.media
-    assert media is not None and media.audio is not None
-    tower = TowerModel(media.audio, Single(), Target(torch.float32, torch.device("cpu")))
-    tower.load(Weights(read_checkpoint(family.folder).tensors, lambda fraction: None).read)
-    part = clip(100 * seconds - 2)
+    tower, part = hearing(family), clip(100 * seconds - 2)
     with torch.no_grad():
         for beside in (False, True):
             more = {BESIDE_IMAGES: torch.tensor([1])} if beside else {}
