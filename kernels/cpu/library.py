@@ -5,6 +5,7 @@ in VARIANTS that is compiled and that this CPU can run.
 """
 
 import ctypes
+import os
 import platform
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +142,9 @@ def in_threads(threads: int, count: int, unit: int, part: Callable[[int, int], N
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="packing")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
 
 
 def load(name: str) -> ctypes.CDLL:

@@ -1,10 +1,14 @@
 """Order of packed weights, compared with a loop over every element, and search of scales, compared with torch."""
 
+import os
+import signal
+import threading
+
 import pytest
 import torch
 
 from kernels.cpu import quantize
-from kernels.cpu.library import Tiling, usable
+from kernels.cpu.library import Tiling, in_threads, usable
 from kernels.cpu.packing import Pieces, pack
 from kernels.quantisation import FARTHEST, Int4Weight, Int8Weight, search_scales
 
@@ -143,3 +147,21 @@ def test_each_instruction_set_finds_the_same_scales(monkeypatch):
     assert len(found) > 1, "a native build has its variant and base"
     for values, scales in found[1:]:
         assert torch.equal(values, found[0][0]) and torch.equal(scales, found[0][1])
+
+
+def test_forks_have_threads_of_their_own() -> None:
+    done, both = list[tuple[int, int]](), threading.Barrier(2)
+
+    def part(first: int, last: int) -> None:
+        both.wait(10)
+        done.append((first, last))
+
+    in_threads(2, 8, 1, part)
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(5)  # with the threads of its parent it would wait forever
+            in_threads(2, 8, 1, part)
+        finally:
+            os._exit(len(done))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4 and sorted(done) == [(0, 4), (4, 8)]
