@@ -85,7 +85,7 @@ class QwenVideo:
     normalisation: Normalisation
     sampling: Sampling | None
     rate: float | None = None
-    """Frames per second that the model assumes. None: the mean rate of the selected frames."""
+    """Frames per second that the model assumes for those of `sample`. None: the mean rate of the selected frames."""
 
     @property
     def modality(self) -> Modality:
@@ -177,7 +177,9 @@ class QwenVideo:
         patches, grid = patchify(self.normalisation.apply(small), self.patch_size, self.merge_size, self.frames)
         found = {"pixel_values_videos": patches, "video_grid_thw": grid}
         if self.kind == "qwen2_5":
-            rate = clip.sampled_rate(chosen) if self.rate is None else self.rate
+            rate = self.rate
+            if rate is None or len(chosen) < len(clip.chosen(self.sample)):  # a limit of the server left out frames
+                rate = clip.sampled_rate(chosen)
             found["second_per_grid_ts"] = np.array([self.frames / rate], np.float32)
         return found
 

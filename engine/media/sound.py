@@ -45,7 +45,10 @@ class Sound:
         )
         times = np.arange(frames) * seconds * self.rate
         if frames > 1 and times[1] > self.size:
-            raise MediaError(f"{OPTION} needs a pair of frames in each {self.size / self.rate:g} s; raise fps")
+            raise MediaError(
+                f"{OPTION} needs a pair of frames in each {self.size / self.rate:g} s, and the video has one in each "
+                f"{seconds:.3g} s; send a shorter video, or raise fps or the server's limits.media.frames"
+            )
         each, seen, heard = video.runs[0] // frames, list[Piece](), list[Piece]()
         for first, end in chunks(times, self.size):
             made = {

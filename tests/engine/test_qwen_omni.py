@@ -377,7 +377,7 @@ def test_videos_with_their_sound_equal_transformers(thinker: tuple[Any, Path], k
         check(one, expected)
         check(other, expected)
         assert other.timing is not None and other.timing.cached_tokens
-    with pytest.raises(MediaError, match="raise fps"):
+    with pytest.raises(MediaError, match="one in each 2.1 s.* raise fps"):
         with_sound(folder, 2.1, 2, 700)
 
 

@@ -176,6 +176,19 @@ def test_options_do_not_change_the_only_size_that_a_tower_reads(tmp_path: Path) 
         read_processors(tmp_path, {"size": {"shortest_edge": 8}})
 
 
+def test_frames_that_the_server_leaves_out_change_the_times_of_qwen2_5_omni(tmp_path: Path) -> None:
+    """The model assumes 2 frames a second, of which a limit keeps a third."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_omni_thinker"}')
+    (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 14, "feature_size": 128}')
+    processor, frame = read_processors(tmp_path).video, np.zeros((3, 56, 56), np.uint8)
+    clip = Clip(240, 10.0, 56, 56, lambda chosen: (frame for _ in chosen))
+    assert processor is not None
+    for most, wanted in ((48, 1.0), (16, 3.0)):
+        found = process_video(processor, clip, most).tensors
+        assert np.frombuffer(found["second_per_grid_ts"].data, "<f4").tolist() == [wanted]
+        assert np.frombuffer(found["video_grid_thw"].data, "<i8")[0] == most // 2
+
+
 def encoded(
     frames: Array, form: str = "mp4", codec: str = "mpeg4", rate: int = 10, sound: Array | None = None
 ) -> bytes:
