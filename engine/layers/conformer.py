@@ -17,8 +17,8 @@ from kernels.activation import ACTIVATIONS
 SPECTROGRAM = "input_features"
 CONFORMER_SPECTROGRAM = "audio_input_features"
 BLOCK = 256
-"""Positions whose spectrogram is convolved at once. For a position, the first convolution has 160 times as many numbers
-as the hidden state, so those of a long clip would take gigabytes."""
+"""Positions whose spectrogram is convolved at once. The first convolution of a long clip would take gigabytes: it has
+160 times as many numbers as the hidden states."""
 
 
 class ConformerLayer:
@@ -61,7 +61,7 @@ class ConformerLayer:
         x = (features - own["encoder_embedding.global_mean"]) * own["encoder_embedding.global_invstd"]
         found = list[Tensor]()
         for first in range(0, part.reduced(len(x)), BLOCK):
-            # A position depends on frames of the position before it, not on those of the next one.
+            # Convolutions also read frames of the previous position, but not of the next one.
             before = min(first, 1)
             frames = x[(first - before) * part.reduction : (first + BLOCK) * part.reduction]
             found.append(self._positions(frames)[before:])

@@ -80,7 +80,8 @@ class Phi4Audio:
         emphasised = (frames - np.float32(EMPHASIS) * before) * np.float32(SCALE)
         spectrum = np.fft.rfft(np.hamming(WINDOW) * emphasised, FFT, 1).astype(np.complex64)
         power = np.abs(spectrum) ** 2
-        return np.log(np.maximum(power @ mel_filters(self.mels, *self.range), np.float32(1.0)))
+        logs: Array = np.log(np.maximum(power @ mel_filters(self.mels, *self.range), np.float32(1.0)))
+        return logs
 
 
 def declare(files: Files) -> AudioProcessor:

@@ -85,7 +85,7 @@ class QwenVideo:
     normalisation: Normalisation
     sampling: Sampling | None
     rate: float | None = None
-    """Frames per second that the model assumes for those of `sample`. None: the mean rate of the selected frames."""
+    """Assumed frames per second, if no limit leaves out frames. None: the mean rate of the selected frames."""
 
     @property
     def modality(self) -> Modality:

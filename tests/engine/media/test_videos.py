@@ -177,7 +177,7 @@ def test_options_do_not_change_the_only_size_that_a_tower_reads(tmp_path: Path) 
 
 
 def test_frames_that_the_server_leaves_out_change_the_times_of_qwen2_5_omni(tmp_path: Path) -> None:
-    """The model assumes 2 frames a second, of which a limit keeps a third."""
+    """The model assumes 2 frames a second; a limit keeps a third of them."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_omni_thinker"}')
     (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 14, "feature_size": 128}')
     processor, frame = read_processors(tmp_path).video, np.zeros((3, 56, 56), np.uint8)
