@@ -34,6 +34,7 @@ _CHARSMAP = f"{_PREFIX}precompiled_charsmap"  # how SentencePiece replaces chara
 _TEMPLATE = "tokenizer.chat_template"
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "cls": "cls_token",
           "seperator": "sep_token"}  # fmt: skip
+_ENDS_OF_WORDS = (("cls", "bos"), ("seperator", "eos"))  # names of the tokens before and after a text of WordPiece
 _MARKS = r"\p{Lm}\p{Lo}\p{M}"
 _TEKKEN = "|".join(
     (
@@ -223,6 +224,12 @@ def _checked(path: Path) -> tuple[GgufFile, "_Vocabulary"]:
         raise CheckpointError(f"{path}: {_PREFIX}pre is {rule!r}, which is not a known pre-tokenizer. {cure}")
     if kind in (BPE, CHARACTERS) and not isinstance(file.require(f"{_PREFIX}merges"), tuple):
         raise CheckpointError(f"{path}: {_PREFIX}merges is not an array; copy the file again")
+    if kind == WORDS:
+        for first, *names in (*_ENDS_OF_WORDS, *([] if "[UNK]" in vocabulary.tokens else [("unknown",)])):
+            if _token(file, vocabulary, first, *names) is None:
+                raise CheckpointError(
+                    f"{path}: lacks the key {_PREFIX}{first}_token_id, or no token has its number. {cure}"
+                )
     octets = file.keys.get(_CHARSMAP, ())
     if not isinstance(octets, tuple) or not all(isinstance(octet, int) for octet in octets):
         raise CheckpointError(f"{path}: {_CHARSMAP} is not an array of bytes; copy the file again")
@@ -313,9 +320,9 @@ def _word_pieces(file: GgufFile, vocabulary: _Vocabulary) -> str:
         token if control else token[1:] if token.startswith("▁") else f"##{token}"
         for token, control in zip(vocabulary.tokens, controls, strict=True)
     ]
-    words = (text for text, control in zip(texts, controls, strict=True) if not control and "[" not in text)
-    cased = any(text != text.lower() for text in words)
-    first, last = (_token(file, vocabulary, *names) for names in (("cls", "bos"), ("seperator", "eos")))
+    words = (token.removeprefix("▁") for token, control in zip(vocabulary.tokens, controls, strict=True) if not control)
+    cased = any(word.isalpha() and word != word.lower() for word in words)  # <S> of Chinese BERT is not a word
+    first, last = (_token(file, vocabulary, *names) for names in _ENDS_OF_WORDS)
     unknown = _token(file, vocabulary, "unknown")
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
     return msgspec.json.encode(
