@@ -55,6 +55,8 @@ class _Rule:
     """Keep a piece that is a token, without applying merges (ignore_merges)."""
     begins: bool = False
     """Add the begin token if the file does not specify it."""
+    ends: bool = False
+    """Add the end token if the file does not specify it."""
 
 
 def _split(*patterns: str) -> tuple[dict[str, Any], ...]:
@@ -165,7 +167,8 @@ RULES = {
     "seed-coder": _SEED,
     "bailingmoe": _BAILING,
     "bailingmoe2": _BAILING,
-    "modern-bert": _Rule((_GPT2,), {"type": "NFC"}),
+    "modern-bert": _Rule((_GPT2,), {"type": "NFC"}, begins=True, ends=True),
+    "roberta-bpe": _Rule((_GPT2,), begins=True, ends=True),
 }
 """Rules by tokenizer.ggml.pre."""
 
@@ -298,7 +301,7 @@ def _bpe(file: GgufFile, vocabulary: _Vocabulary) -> str:
             "added_tokens": added,
             "normalizer": rule.normalizer,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": rule.pre_tokenizers},
-            "post_processor": _around(vocabulary.tokens, *_ends(file, rule.begins)),
+            "post_processor": _around(vocabulary.tokens, *_ends(file, rule.begins, rule.ends)),
             "decoder": _OF_CHARACTERS if characters else BYTE_LEVEL,
             "model": {
                 "type": "BPE",

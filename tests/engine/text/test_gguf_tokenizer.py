@@ -161,6 +161,17 @@ def test_an_end_token_is_added_where_the_file_says(tmp_path: Path) -> None:
     assert ours.encode_pair("a fox", "the dog")[0] == pair
 
 
+@pytest.mark.parametrize(("rule", "nfc"), [("roberta-bpe", False), ("modern-bert", True)])
+def test_texts_of_encoders_have_a_begin_and_an_end_token(tmp_path: Path, rule: str, nfc: bool) -> None:
+    """Also without the keys add_bos_token and add_eos_token."""
+    theirs = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), nfc=nfc)
+    start, end = (theirs.token_to_id(text) for text in SPECIAL[1:])
+    text, more = "It's an e\u0301cole,  12 foxes", {"add_add_bos_token": False, "add_add_eos_token": False}
+    ours = Ours(write_bpe(tmp_path / "m.gguf", theirs, rule))
+    assert ours.encode(text) == [start, *theirs.encode(text).ids, end]
+    assert Ours(write_bpe(tmp_path / "n.gguf", theirs, rule, **more)).encode(text) == theirs.encode(text).ids
+
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
