@@ -196,7 +196,7 @@ inside python -c 'import ssl; paths = ssl.get_default_verify_paths(); raise Syst
     fail "TLS finds no certificates of authorities"
 # The NVIDIA runtime mounts the files of the host's driver. Kernels of the image are linked to a stub of libcuda.so.1 in a
 # folder where no loader looks for it.
-inside python -c 'import pathlib; raise SystemExit(str([*map(str, pathlib.Path("/usr").rglob("libcuda.so*"))] or ""))' ||
+inside python -c 'import pathlib; raise SystemExit([*map(str, pathlib.Path("/usr").rglob("libcuda.so*"))] or None)' ||
     fail "the image has files of NVIDIA's driver"
 contents=$(inside_python docker/contents.py) || fail "the contents of the image cannot be measured"
 printf '%s\n' "$contents"

@@ -53,10 +53,10 @@ def _unit(one: Deployment) -> str:
 
 
 def _process(one: Deployment) -> list[str]:
-    command = Path(sys.executable).parent / "slipway"
+    command = _quoted(str(Path(sys.executable).parent / "slipway"))  # systemd expands no variables in it
     return [
         "Type=exec",
-        f"ExecStart={_escaped(str(command)).replace('$', '$$')} serve {FOLDER}/{one.name}/manifest.yaml",
+        f"ExecStart={command} serve {FOLDER}/{one.name}/manifest.yaml",
         "ExecReload=/bin/kill -HUP $MAINPID",
         # The service forwards the signal to its programs in order, so only its main process gets it.
         "KillMode=mixed",
@@ -77,7 +77,8 @@ def _files(one: Deployment) -> list[str]:
     if one.data:
         lines += [f"StateDirectory={one.name}", "StateDirectoryMode=0700"]
     read = [*([one.model_path] if one.model else []), *one.folders.values(), *python_folders()]
-    lines += [f"BindReadOnlyPaths={_quoted(str(path))}" for path in read]
+    paths = [_quoted(str(path)).replace(":", "\\:") for path in read]  # a colon separates source and destination
+    lines += [f"BindReadOnlyPaths={path}" for path in paths]
     for key, path in one.secret_files.items():
         written = path if path != Path() else Path(f"{FOLDER}/{one.name}/secrets/{key}")
         lines += [f"LoadCredential={key}:{_escaped(str(written))}"]
@@ -121,6 +122,6 @@ def _escaped(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a path as a word of a list: a colon separates source and destination, and a space the paths."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace(":", "\\:").replace("%", "%%")
-    return f'"{escaped}"'
+    """Return a path as one word, also with spaces."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{_escaped(escaped)}"'

@@ -67,8 +67,8 @@ class Acceptance(msgspec.Struct, array_like=True):
 
     def begin(self, recent: float, break_even: float) -> None:
         """Set the acceptance before the first draft. recent: of the drafts of all requests."""
-        self.begun = True
-        self.accepted, self.tried = (recent * PRIOR[1], PRIOR[1]) if recent > break_even else PROBE
+        self.begun, pays = True, recent > max(break_even, LEAST_BREAK_EVEN)
+        self.accepted, self.tried = (recent * PRIOR[1], PRIOR[1]) if pays else PROBE
 
     def verified(self, drafted: int, accepted: int) -> None:
         self.accepted = self.accepted * DECAY + accepted

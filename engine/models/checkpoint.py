@@ -160,6 +160,7 @@ def read_checkpoint(
     # Towers are never quantized.
     quantization = None if task.encoder_only else read_quantization(config, model, said.place)
     tensors: dict[str, TensorInfo] = {}
+    pool = None if blocks is None else stated_pool(blocks)
     if weights and blocks is not None:
         model = as_stored(model, architecture)
         tensors, quantization = read_weights(blocks, architecture, model)
@@ -167,7 +168,7 @@ def read_checkpoint(
         tensors = headers()
         quantization = None if quantization is None else quantization.named(tensors)
     modules = None if task.encoder_only else read_modules(folder)
-    if modules is None and blocks is not None and (pool := stated_pool(blocks)) is not None:
+    if modules is None and pool is not None:
         modules = Modules(pool, normalizes=True)
     if said.retrieval:
         architecture = said.retrieval

@@ -1170,13 +1170,19 @@ def _made(found: GgufFile, family: Family, keys: Keys) -> dict[str, Any]:
     return {"architectures": [family.architectures[0]], "model_type": keys.kind, **made, **family.more(keys)}
 
 
-_POOLS: Mapping[object, Pool] = {1: "mean", 2: "first", 3: "last"}  # pooling_type; 0: none, 4: a reranker
+_POOLS: Mapping[object, Pool | None] = {0: None, 1: "mean", 2: "first", 3: "last"}  # by pooling_type
+_RERANKER = 4  # pooling_type
 
 
 def stated_pool(file: Path) -> Pool | None:
-    """Return the pooling that a file of an embedding model states, or None."""
+    """Return the pooling that a file of an embedding model states, or None. Raises CheckpointError for others."""
     found = read_gguf(file)
-    return _POOLS.get(found.keys.get(f"{found.require('general.architecture')}.pooling_type", 0))
+    key = f"{found.require('general.architecture')}.pooling_type"
+    stated = found.keys.get(key, 0)
+    if stated not in _POOLS:
+        what = "a reranker, which is not supported from GGUF" if stated == _RERANKER else "supported are 0 to 3"
+        raise CheckpointError(f"{file}: {key} is {stated!r}, {what}; serve a checkpoint in Hugging Face's layout")
+    return _POOLS[stated]
 
 
 def _end_ids(found: GgufFile) -> list[int]:

@@ -34,6 +34,7 @@ _CHARSMAP = f"{_PREFIX}precompiled_charsmap"  # how SentencePiece replaces chara
 _TEMPLATE = "tokenizer.chat_template"
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "cls": "cls_token",
           "seperator": "sep_token"}  # fmt: skip
+_ENDS_OF_WORDS = (("cls", "bos"), ("seperator", "eos"))  # names of the tokens before and after a text of WordPiece
 _MARKS = r"\p{Lm}\p{Lo}\p{M}"
 _TEKKEN = "|".join(
     (
@@ -54,6 +55,8 @@ class _Rule:
     """Keep a piece that is a token, without applying merges (ignore_merges)."""
     begins: bool = False
     """Add the begin token if the file does not specify it."""
+    ends: bool = False
+    """Add the end token if the file does not specify it."""
 
 
 def _split(*patterns: str) -> tuple[dict[str, Any], ...]:
@@ -164,7 +167,8 @@ RULES = {
     "seed-coder": _SEED,
     "bailingmoe": _BAILING,
     "bailingmoe2": _BAILING,
-    "modern-bert": _Rule((_GPT2,), {"type": "NFC"}),
+    "modern-bert": _Rule((_GPT2,), {"type": "NFC"}, begins=True, ends=True),
+    "roberta-bpe": _Rule((_GPT2,), begins=True, ends=True),
 }
 """Rules by tokenizer.ggml.pre."""
 
@@ -223,6 +227,12 @@ def _checked(path: Path) -> tuple[GgufFile, "_Vocabulary"]:
         raise CheckpointError(f"{path}: {_PREFIX}pre is {rule!r}, which is not a known pre-tokenizer. {cure}")
     if kind in (BPE, CHARACTERS) and not isinstance(file.require(f"{_PREFIX}merges"), tuple):
         raise CheckpointError(f"{path}: {_PREFIX}merges is not an array; copy the file again")
+    if kind == WORDS:
+        for first, *names in (*_ENDS_OF_WORDS, *([] if "[UNK]" in vocabulary.tokens else [("unknown",)])):
+            if _token(file, vocabulary, first, *names) is None:
+                raise CheckpointError(
+                    f"{path}: lacks the key {_PREFIX}{first}_token_id, or no token has its number. {cure}"
+                )
     octets = file.keys.get(_CHARSMAP, ())
     if not isinstance(octets, tuple) or not all(isinstance(octet, int) for octet in octets):
         raise CheckpointError(f"{path}: {_CHARSMAP} is not an array of bytes; copy the file again")
@@ -291,7 +301,7 @@ def _bpe(file: GgufFile, vocabulary: _Vocabulary) -> str:
             "added_tokens": added,
             "normalizer": rule.normalizer,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": rule.pre_tokenizers},
-            "post_processor": _around(vocabulary.tokens, *_ends(file, rule.begins)),
+            "post_processor": _around(vocabulary.tokens, *_ends(file, rule.begins, rule.ends)),
             "decoder": _OF_CHARACTERS if characters else BYTE_LEVEL,
             "model": {
                 "type": "BPE",
@@ -313,9 +323,9 @@ def _word_pieces(file: GgufFile, vocabulary: _Vocabulary) -> str:
         token if control else token[1:] if token.startswith("▁") else f"##{token}"
         for token, control in zip(vocabulary.tokens, controls, strict=True)
     ]
-    words = (text for text, control in zip(texts, controls, strict=True) if not control and "[" not in text)
-    cased = any(text != text.lower() for text in words)
-    first, last = (_token(file, vocabulary, *names) for names in (("cls", "bos"), ("seperator", "eos")))
+    words = (token.removeprefix("▁") for token, control in zip(vocabulary.tokens, controls, strict=True) if not control)
+    cased = any(word.isalpha() and word != word.lower() for word in words)  # <S> of Chinese BERT is not a word
+    first, last = (_token(file, vocabulary, *names) for names in _ENDS_OF_WORDS)
     unknown = _token(file, vocabulary, "unknown")
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
     return msgspec.json.encode(

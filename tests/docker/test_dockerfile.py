@@ -2,6 +2,7 @@ import json
 import re
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,19 @@ def test_shapes_whose_kernels_are_compiled_exist():
 
     (named,) = re.findall(r'^ARG SHAPES="(.*)"$', (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert set(named.split()) <= set(SHAPES)
+
+
+def test_the_image_test_finds_files_of_the_driver(tmp_path):
+    line = next(one for one in (ROOT / "docker" / "test_image.sh").read_text().splitlines() if "libcuda.so*" in one)
+    code = line.split("'")[1].replace('"/usr"', repr(str(tmp_path)))
+
+    def run():
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (run().returncode, run().stderr) == (0, "")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libcuda.so.1").touch()
+    assert run().returncode == 1 and "lib/libcuda.so.1" in run().stderr
 
 
 SYSTEM_BYTES = 150e6

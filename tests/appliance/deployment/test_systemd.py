@@ -43,6 +43,21 @@ def test_systemd_accepts_the_unit(manifest: Path, tmp_path: Path, port: int) -> 
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="requires systemd-analyze (Debian: systemd)")
+def test_systemd_finds_the_command_in_a_folder_with_special_characters(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "a $b %c:d" / "slipway"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command.parent / "python"))
+    unit = tmp_path / "m.service"
+    unit.write_text(systemd(deployed(manifest, "cpu:4:16GiB", layout("m")))["m.service"])
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_unit_is_an_ini_file_with_the_three_sections(manifest: Path) -> None:
     parser = configparser.RawConfigParser(strict=False)
     parser.read_string(systemd(deployed(manifest, "cpu:4:16GiB", layout("m")))["m.service"])

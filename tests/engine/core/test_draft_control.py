@@ -177,6 +177,12 @@ def test_a_request_begins_with_the_acceptance_of_recent_ones(recent, first):
     assert found.begun and found.length(0.22, 10) == first
 
 
+def test_a_request_begins_with_one_token_where_the_break_even_is_not_measured():
+    found = Acceptance()
+    found.begin(0.03, DraftControl().break_even(1))
+    assert (found.length(0.0, 10), found.resume) == (1, 0)
+
+
 def test_the_recent_acceptance_counts_each_draft_equally():
     control = DraftControl()
     before = control.state.acceptance

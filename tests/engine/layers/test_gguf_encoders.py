@@ -56,9 +56,17 @@ def test_states_and_vectors_are_those_of_the_model(name: str, by: str, tmp_path:
         close(vector, torch.nn.functional.normalize(want, dim=0))
 
 
-def test_a_reranker_is_refused(tmp_path: Path) -> None:
-    """A file with a classifier has tensors that an embedding model lacks."""
-    _, path = written("bert", tmp_path, pooling_type=4)
+@pytest.mark.parametrize(
+    ("pooling", "what"), [(4, "4, a reranker, which is not supported"), (9, "9, supported are 0 to")]
+)
+def test_a_reranker_is_refused(pooling: int, what: str, tmp_path: Path) -> None:
+    _, path = written("bert", tmp_path, pooling_type=pooling)
+    with pytest.raises(CheckpointError, match=rf"m\.gguf: bert\.pooling_type is {what}"):
+        read_checkpoint(path)
+
+
+def test_a_tensor_that_embedding_models_lack_is_refused(tmp_path: Path) -> None:
+    _, path = written("bert", tmp_path, pooling_type=0)
     assert read_checkpoint(path).modules is None
     path.write_bytes(path.read_bytes().replace(b"token_types", b"token_style"))
     with pytest.raises(CheckpointError, match=r"has the tensor token_style\.weight, which the declared model"):

@@ -161,6 +161,17 @@ def test_an_end_token_is_added_where_the_file_says(tmp_path: Path) -> None:
     assert ours.encode_pair("a fox", "the dog")[0] == pair
 
 
+@pytest.mark.parametrize(("rule", "nfc"), [("roberta-bpe", False), ("modern-bert", True)])
+def test_texts_of_encoders_have_a_begin_and_an_end_token(tmp_path: Path, rule: str, nfc: bool) -> None:
+    """Also without the keys add_bos_token and add_eos_token."""
+    theirs = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), nfc=nfc)
+    start, end = (theirs.token_to_id(text) for text in SPECIAL[1:])
+    text, more = "It's an e\u0301cole,  12 foxes", {"add_add_bos_token": False, "add_add_eos_token": False}
+    ours = Ours(write_bpe(tmp_path / "m.gguf", theirs, rule))
+    assert ours.encode(text) == [start, *theirs.encode(text).ids, end]
+    assert Ours(write_bpe(tmp_path / "n.gguf", theirs, rule, **more)).encode(text) == theirs.encode(text).ids
+
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -177,8 +188,8 @@ def word_pieces(*, cased: bool) -> Tokenizer:
     return backend
 
 
-def write_words(path: Path, backend: Tokenizer) -> Path:
-    """Write a WordPiece vocabulary like conversion/bert.py."""
+def write_words(path: Path, backend: Tokenizer, without: str = "") -> Path:
+    """Write a WordPiece vocabulary like conversion/bert.py. without: a named token that the file lacks."""
     texts = dict(sorted((token, text) for text, token in backend.get_vocab().items()))
 
     def phantom(text: str) -> str:
@@ -189,10 +200,9 @@ def write_words(path: Path, backend: Tokenizer) -> Path:
     writer.add_tokenizer_pre("default")
     writer.add_token_list([phantom(text) for text in texts.values()])
     writer.add_token_types([3 if text in WORDS else 1 for text in texts.values()])
-    writer.add_unk_token_id(1)
-    writer.add_sep_token_id(3)
-    writer.add_pad_token_id(0)
-    writer.add_uint32("tokenizer.ggml.cls_token_id", 2)
+    for token, name in enumerate(("padding", "unknown", "cls", "seperator")):
+        if name != without:
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
     return finished(writer, path)
 
 
@@ -212,6 +222,24 @@ def test_word_pieces_are_those_of_the_original(tmp_path: Path, cased: bool) -> N
     pair = theirs.encode("The fox", "the DOG")
     assert ours.encode_pair("The fox", "the DOG") == (pair.ids, pair.type_ids)
     assert ours.special_tokens["cls_token"] == "[CLS]" and ours.special_tokens["sep_token"] == "[SEP]"
+
+
+def test_tokens_that_are_no_words_do_not_make_word_pieces_cased(tmp_path: Path) -> None:
+    """Chinese BERT has the tokens <S> and <T>, and words in lower case."""
+    vocabulary = {text: token for token, text in enumerate([*WORDS, "<S>", "caf", "##e", "中", "文"])}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    assert Ours(write_words(tmp_path / "m.gguf", backend)).encode("Café中文") == [2, 6, 7, 8, 9, 3]
+
+
+@pytest.mark.parametrize("name", ["cls", "seperator", "unknown"])
+def test_word_pieces_without_a_named_token_are_refused(tmp_path: Path, name: str) -> None:
+    backend = Tokenizer(models.WordPiece({text: token for token, text in enumerate([*WORDS, "a"])}, unk_token="[UNK]"))
+    path = write_words(tmp_path / "m.gguf", backend, without=name)
+    if name == "unknown":  # unless a token has the usual text
+        Ours(path)
+        path.write_bytes(path.read_bytes().replace(b"[UNK]", b"[ODD]"))
+    with pytest.raises(CheckpointError, match=rf"m\.gguf: lacks the key tokenizer\.ggml\.{name}_token_id"):
+        Ours(path)
 
 
 def trained_pieces() -> sentencepiece.SentencePieceProcessor:
