@@ -82,13 +82,14 @@ def test_a_head_reads_the_embeddings_of_images(family, tmp_path: Path):
         own = {"draft_model": folder, "draft_tokens": 3, "max_step_tokens": tokens, "max_running": 2}
         with opened(family, "torch", speculation="eagle", **own) as llm:
             drafter = llm._worker._runner._draft
-            forward, inputs = drafter.passes.forward, []
+            (passes,) = drafter.passes
+            forward, inputs = passes.forward, []
 
             def spy(rows, states=None, media=None, forward=forward, inputs=inputs):
                 inputs.append(media)
                 return forward(rows, states, media)
 
-            drafter.passes.forward = spy
+            passes.forward = spy
             llm.generate(family.prompt(3, picture, 5), greedy(2))
             made.append(inputs)
     [one, *_], [other, *_], chunks = made
