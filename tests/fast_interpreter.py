@@ -8,6 +8,7 @@ every error, is left to the shipped operation. tests/kernels/test_interpreter.py
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,20 @@ def save_time() -> None:
         _save_types()
         _save_patches()
         _save_operations()
+        _parse_alone()
+
+
+def _parse_alone() -> None:
+    """CPython 3.11 counts the depth of `ast.parse` for all threads together and fails if two of them parse."""
+    from triton.runtime import interpreter
+
+    lock, shipped = threading.Lock(), interpreter.FunctionRewriter.rewrite_ast
+
+    def rewrite_ast(self: Any) -> Any:
+        with lock:
+            return shipped(self)
+
+    replace(interpreter.FunctionRewriter, "rewrite_ast", rewrite_ast)
 
 
 def _save_types() -> None:
