@@ -31,19 +31,20 @@ ANY_BUILD = (
     "torch/lib/*test.so",
     "torch/lib/libaoti_custom_ops.so",
     "torch/lib/libbackend_with_compiler.so",
-    "torch/**/*.pyi",
     "numpy/**/tests",
     "numpy/_core/include",
     "numpy/_core/lib/*.a",
     "numpy/random/lib/*.a",
     "numpy/_core/_simd*.so",  # for tests of numpy
-    "numpy/**/*.pyi",
     "numpy/f2py",
     "pip/**/__pycache__",  # only model.source.pypi runs pip
     "pip/_vendor/distlib/*.exe",
     "supervisor/tests",
     "PIL/_imagingft*.so",  # fonts
     "huggingface_hub/cli",
+    "**/*.pyi",  # types, and sources of Cython
+    "**/*.pyx",
+    "**/*.pxd",
 )
 # Tracing, exporting, compiling and training models, which the CPU engine never does.
 CPU_BUILD = (
