@@ -180,6 +180,8 @@ def crash(manifest: Path, folder: Path) -> list[Step]:
         reader = threading.Thread(target=read_stream, args=(address(line), tokens), daemon=True)
         reader.start()
         while len(tokens) < 3:
+            if not reader.is_alive():
+                raise RuntimeError("the stream ended before its third token")
             time.sleep(0.01)
         killed_s = time.monotonic()
         os.kill(programs(output.process.pid)["engine-0"][0], signal.SIGKILL)

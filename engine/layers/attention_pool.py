@@ -9,27 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from engine.layers.linear import Read, Target
+from engine.layers.whole_weights import WholeWeights
 from engine.models.media import pooling_head_sources
 from engine.models.parts import AttentionPool
 from engine.models.sources import join
 from kernels.activation import ACTIVATIONS
 
 
-class AttentionPoolLayer:
+class AttentionPoolLayer(WholeWeights):
     """See `engine.models.parts.AttentionPool`."""
 
     def __init__(self, part: AttentionPool, path: str) -> None:
-        self.part, self.path = part, path
-        self._loaded: dict[str, Tensor] = {}
-
-    def load(self, read: Read, target: Target) -> None:
-        for name in pooling_head_sources(self.part, ""):
-            self._loaded[name] = read(join(self.path, name)).to(target.device, target.dtype, copy=True)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self._loaded.values())
+        super().__init__(path, pooling_head_sources(part, ""))
+        self.part = part
 
     def __call__(self, frames: Sequence[Tensor]) -> Tensor:
         """Return a row for each frame: [rows, hidden] → [frames, hidden]."""

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear, pad, softplus
 
-from engine.layers.linear import Read, Target
 from engine.layers.patches import Grid
+from engine.layers.whole_weights import WholeWeights
 from engine.models.media import CLIPPED, conformer_sources, local_conformer_sources
 from engine.models.parts import Conformer, LocalConformer
-from engine.models.sources import join
 from kernels.activation import ACTIVATIONS
 
 SPECTROGRAM = "input_features"
@@ -21,20 +20,12 @@ BLOCK = 256
 160 times as many numbers as the hidden states."""
 
 
-class ConformerLayer:
+class ConformerLayer(WholeWeights):
     """See `engine.models.parts.Conformer`. Source: transformers modeling_phi4_multimodal.py."""
 
-    def __init__(self, part: Conformer, root: str) -> None:
-        self.part, self.root = part, root
-        self._loaded: dict[str, Tensor] = {}
-
-    def load(self, read: Read, target: Target) -> None:
-        for name in conformer_sources(self.part, ""):
-            self._loaded[name] = read(join(self.root, name)).to(target.device, target.dtype, copy=True)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self._loaded.values())
+    def __init__(self, part: Conformer, path: str) -> None:
+        super().__init__(path, conformer_sources(part, ""))
+        self.part = part
 
     def rows(self, item: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, tuple[Grid, ...]]:
         """Return the embeddings of a clip, and their grid.
@@ -130,20 +121,12 @@ class ConformerLayer:
         return layer_norm(x, (self.part.hidden,), weight, bias)
 
 
-class LocalConformerLayer:
+class LocalConformerLayer(WholeWeights):
     """See `engine.models.parts.LocalConformer`. Source: transformers modeling_gemma4.py."""
 
-    def __init__(self, part: LocalConformer, root: str) -> None:
-        self.part, self.root = part, root
-        self._loaded: dict[str, Tensor] = {}
-
-    def load(self, read: Read, target: Target) -> None:
-        for name in local_conformer_sources(self.part, ""):
-            self._loaded[name] = read(join(self.root, name)).to(target.device, target.dtype, copy=True)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self._loaded.values())
+    def __init__(self, part: LocalConformer, path: str) -> None:
+        super().__init__(path, local_conformer_sources(part, ""))
+        self.part = part
 
     def rows(self, item: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, tuple[Grid, ...]]:
         """Return the embeddings of a clip, and their grid.

@@ -10,27 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from engine.layers.linear import Read, Target
+from engine.layers.whole_weights import WholeWeights
 from engine.models.media import perceiver_sources
 from engine.models.parts import Perceiver
-from engine.models.sources import join
 from kernels.activation import ACTIVATIONS
 
 
-class PerceiverLayer:
+class PerceiverLayer(WholeWeights):
     """See `engine.models.parts.Perceiver`."""
 
     def __init__(self, part: Perceiver, path: str) -> None:
-        self.part, self.path = part, path
-        self._loaded: dict[str, Tensor] = {}
-
-    def load(self, read: Read, target: Target) -> None:
-        for name in perceiver_sources(self.part, ""):
-            self._loaded[name] = read(join(self.path, name)).to(target.device, target.dtype, copy=True)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self._loaded.values())
+        super().__init__(path, perceiver_sources(part, ""))
+        self.part = part
 
     def __call__(self, frames: Sequence[Tensor]) -> Tensor:
         """Return the rows of the queries of each frame: [rows, hidden] → [frames · queries, hidden]."""

@@ -9,27 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from engine.layers.linear import Read, Target
 from engine.layers.patches import Grid
+from engine.layers.whole_weights import WholeWeights
 from engine.models.media import resampler_sources
 from engine.models.parts import Resampler
-from engine.models.sources import join
 
 
-class ResamplerLayer:
+class ResamplerLayer(WholeWeights):
     """See `engine.models.parts.Resampler`."""
 
     def __init__(self, part: Resampler, path: str) -> None:
-        self.part, self.path = part, path
-        self._loaded: dict[str, Tensor] = {}
-
-    def load(self, read: Read, target: Target) -> None:
-        for name in resampler_sources(self.part, ""):
-            self._loaded[name] = read(join(self.path, name)).to(target.device, target.dtype, copy=True)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self._loaded.values())
+        super().__init__(path, resampler_sources(part, ""))
+        self.part = part
 
     def __call__(self, frames: Sequence[Tensor], grids: Sequence[Grid]) -> tuple[Tensor, tuple[Grid, ...]]:
         """Return the rows of all frames, and a grid for each. frames: [rows, hidden]; the longer side of a grid is that

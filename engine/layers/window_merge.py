@@ -9,28 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
-from engine.layers.linear import Read, Target
 from engine.layers.patches import Grid
+from engine.layers.whole_weights import WholeWeights
 from engine.models.media import window_merge_sources
 from engine.models.parts import WindowMerge
 from engine.models.sources import join
 
 
-class WindowMergeLayer:
+class WindowMergeLayer(WholeWeights):
     """See `engine.models.parts.WindowMerge`."""
 
     def __init__(self, part: WindowMerge, path: str) -> None:
-        self.part, self.path = part, path
-        self._loaded: dict[str, Tensor] = {}
-
-    def load(self, read: Read, target: Target) -> None:
-        root = join(self.path, self.part.name)
-        for name in window_merge_sources(self.part, self.path):
-            self._loaded[name.removeprefix(f"{root}.")] = read(name).to(target.device, target.dtype, copy=True)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self._loaded.values())
+        names = (name.removeprefix(f"{part.name}.") for name in window_merge_sources(part, ""))
+        super().__init__(join(path, part.name), names)
+        self.part = part
 
     def __call__(self, frames: Sequence[Tensor], grids: Sequence[Grid]) -> tuple[Tensor, tuple[Grid, ...]]:
         """Return the rows of the squares of all frames, and their grids. frames: [rows · columns, hidden]. Raises

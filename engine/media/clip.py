@@ -51,7 +51,7 @@ def evenly(frames: int, count: int) -> list[int]:
 
 
 def wanted_frames(count: int | None, wanted_fps: float | None, frames: int, fps: float) -> int:
-    """Return the number of frames to read: `count`, else those of `wanted_fps`, at least one; all without both."""
+    """Return the number of frames to read, at least one: `count`, else as many as `wanted_fps` gives, else all."""
     if count is not None:
         return count
     return frames if wanted_fps is None else max(1, int(frames / fps * wanted_fps))

@@ -92,7 +92,7 @@ ANY_SIZE = frozenset(("glm4v", "glm4v_video", "idefics2", "idefics3", "pixtral",
 """Modules of models that read images of any size, so that a request may replace `size`. The towers of others read only
 the size of the checkpoint's settings."""
 SOME_WITH_AUDIO = frozenset(("gemma4",))
-"""Model types of which some checkpoints have no tower for audio."""
+"""Model types whose smaller or larger checkpoints may lack the tower for audio."""
 WITH_SOUND = "use_audio_in_video"
 """Option of requests: videos have their sound."""
 

@@ -150,7 +150,7 @@ def test_towers_can_be_left_out(family: Family) -> None:
 
 
 def test_models_without_a_tower_for_audio_read_none(family: Family, tmp_path: Path) -> None:
-    """Such as the larger models. Their checkpoints have the same preprocessor_config.json."""
+    """The larger models have no tower, but the same preprocessor_config.json."""
     config = json.loads((family.folder / "config.json").read_text()) | {"audio_config": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 4}')
