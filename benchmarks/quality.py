@@ -18,7 +18,7 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,11 +122,18 @@ class Difference:
     same_top: float  # share of positions with the same most likely token
 
 
+def on_disk(rows: Tensor) -> Tensor:
+    """A copy of a float32 matrix in a temporary file, which does not fill the memory and ends with the tensor."""
+    with tempfile.TemporaryFile() as file:
+        copy = torch.from_numpy(np.memmap(file, np.float32, "w+", shape=tuple(rows.shape)))
+    return copy.copy_(rows)
+
+
 class Logprobs:
     """Log probabilities of all tokens at all scored positions, window by window."""
 
-    def __init__(self, windows: Windows, rows: Sequence[Tensor]) -> None:
-        self.rows = rows  # per window [tokens - 1, vocab] float32
+    def __init__(self, windows: Windows, rows: Iterable[Tensor]) -> None:
+        self.rows = [on_disk(one) for one in rows]  # per window [tokens - 1, vocab] float32
         self.targets = [torch.tensor(window[1:]) for window in windows]
 
     def chosen(self) -> Tensor:

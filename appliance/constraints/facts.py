@@ -28,7 +28,7 @@ from engine.models.parts import (
     recurrents,
 )
 from engine.models.quantized import Quantization
-from engine.models.ranks import recurrent_units, tensor_sizes
+from engine.models.ranks import tensor_sizes
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
 from engine.models.stored import native_paths
 from kernels.cpu.library import ACTIVATIONS
@@ -112,7 +112,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         held_on_gpu=len(held_on_gpu),
         blocks=tensor_sizes(model, own, "triton") if held_on_gpu else (),
         mixed_on_gpu=_mixed_on_gpu(checkpoint),
-        recurrent=tuple(dict.fromkeys(unit for part in recurrents(model) for unit in recurrent_units(part))),
+        recurrent=tuple(dict.fromkeys(unit for part in recurrents(model) for unit in part.units())),
         by_torch=torch_parts(lower(model), ACTIVATIONS),
         cross_alibi=any(p.alibi is not None and p.source for p in attending),
         wrong_chunks=any(not part.supported_limits for part in attending),

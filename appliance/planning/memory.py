@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from appliance.planning.derivation import Account, Step, product
 from engine.kv.layout import Layout, Shape
 from engine.lowering.footprint import Holding
-from engine.lowering.program import Part
+from engine.lowering.operations import Part
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CPU_CACHE_BYTES = 4 * 2**30

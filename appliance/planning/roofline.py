@@ -24,7 +24,8 @@ from engine.lowering.footprint import Holding
 from engine.lowering.lower import lower
 from engine.lowering.measures import attends, attention_operations, encoder_weights, multiplied, touched_experts
 from engine.lowering.media_memory import tower_operations
-from engine.lowering.program import AttendLatent, Program
+from engine.lowering.operations import AttendLatent
+from engine.lowering.program import Program
 from engine.models.parts import Media, Model
 
 DECODE_LENGTH = 1024  # context length of each row in a decode step

@@ -13,7 +13,7 @@ from appliance.planning.roofline import Limits, expert_bytes, matrix_bytes
 from engine.api.config import StepCosts
 from engine.lowering.lower import lower
 from engine.lowering.measures import attends, attention_costs, multiplied, routes
-from engine.lowering.program import AttendLatent
+from engine.lowering.operations import AttendLatent
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import is_bidirectional
 

@@ -14,7 +14,12 @@ from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower, state_projection
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
 from engine.lowering.media_memory import embedding_copies, tower_sizes
-from engine.lowering.program import Attend, AttendLatent, Route, SelectKeys
+from engine.lowering.operations import (
+    Attend,
+    AttendLatent,
+    Route,
+    SelectKeys,
+)
 from engine.lowering.rewrites import compiled_encoder, compiled_ops, keep_routes
 from engine.models.draft import tokens_beside
 from engine.models.parts import (
@@ -22,23 +27,16 @@ from engine.models.parts import (
     Attention,
     Block,
     Body,
-    DeltaNet,
     Indexer,
-    KimiDelta,
     LatentAttention,
     LayerInput,
-    LightningAttention,
     LowRank,
-    Mamba,
-    Mamba2,
     Model,
     Projection,
-    RgLru,
-    ShortConv,
+    Recurrent,
     bodies,
 )
 from engine.models.ranks import share_of
-from engine.models.sources import recurrent_linears
 from kernels.cpu.library import tiling
 
 MIB = 2**20
@@ -467,24 +465,8 @@ def _width(body: Body, ranks: int) -> int:
     match body:
         case Attention() if body.gated:
             return 2 * (3 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
-        case DeltaNet() | Mamba2() | ShortConv():
-            # Projections, the output of the convolution, and float32 copies of queries, keys, values and outputs.
-            return 6 * max(
-                sum(_own(row.units, ranks) * row.width for row in linear.rows)
-                for linear in recurrent_linears(body)[:-1]
-            )
-        case KimiDelta():
-            # Projections, convolutions, and float32 copies of queries, keys, values, decays, outputs.
-            return 22 * _own(body.heads, ranks) * body.head_dim
-        case Mamba():
-            # Projections, the output of the convolution, and float32 time steps with two intermediate results.
-            return 14 * _own(body.channels, ranks) + 2 * (body.dt_rank + 2 * body.state)
-        case LightningAttention():
-            # Projections, activations, and float32 copies of queries, keys, values and outputs.
-            return 16 * _own(body.heads, ranks) * body.head_dim
-        case RgLru():
-            # Projections, the output of the convolution, and float32 gates, decays and inputs.
-            return 18 * _own(body.heads, ranks) * body.head_dim
+        case Recurrent():
+            return body.work_width(lambda units, _: _own(units, ranks))
         case Attention():
             return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
         case LatentAttention():

@@ -9,21 +9,10 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from engine.models.parts import (
-    DeltaNet,
-    KimiDelta,
-    LightningAttention,
-    Mamba,
-    Mamba2,
-    Model,
-    Recurrent,
-    RgLru,
-    ShortConv,
-    recurrents,
-)
+from engine.models.parts import Model, recurrents
+from engine.models.parts.recurrent.mixer import Shape
 from engine.models.ranks import shared_units
 
-Shape = tuple[int, ...]
 ELEMENT_BYTES = 4  # float32: a state is a sum over the whole sequence
 LEAST_SNAPSHOTS = 16
 
@@ -45,7 +34,11 @@ class StateLayout:
 
 def state_layout(model: Model, ranks: int = 1) -> StateLayout:
     """Return the layout of a model's recurrent state; without layers if it has none."""
-    return StateLayout(tuple(_shapes(part, ranks) for part in recurrents(model)))
+
+    def own(units: int, what: str) -> int:
+        return shared_units(units, 0, ranks, what)[1]
+
+    return StateLayout(tuple(part.state_shapes(own) for part in recurrents(model)))
 
 
 def num_snapshots(layout: StateLayout, slots: int, *, prefix_cache: bool) -> int | None:
@@ -54,33 +47,3 @@ def num_snapshots(layout: StateLayout, slots: int, *, prefix_cache: bool) -> int
     if not layout.layers:
         return None
     return max(slots, LEAST_SNAPSHOTS) if prefix_cache else 0
-
-
-def _shapes(part: Recurrent, ranks: int) -> tuple[Shape, ...]:
-    """Return the shapes of the states: the inputs of the convolution, then the state of the recurrence."""
-
-    def own(units: int, what: str) -> int:
-        return shared_units(units, 0, ranks, what)[1]
-
-    match part:
-        case DeltaNet():
-            heads = own(part.value_heads, "value heads")
-            channels = 2 * own(part.key_heads, "key heads") * part.key_dim + heads * part.value_dim
-            return (channels, part.conv - 1), (heads, part.key_dim, part.value_dim)
-        case KimiDelta():
-            heads = own(part.heads, "heads")
-            return (3 * heads * part.head_dim, part.conv - 1), (heads, part.head_dim, part.head_dim)
-        case LightningAttention():
-            return ((own(part.heads, "heads"), part.head_dim, part.head_dim),)
-        case RgLru():
-            channels = own(part.heads, "heads") * part.head_dim
-            return (channels, part.conv - 1), (channels,)
-        case Mamba():
-            channels = own(part.channels, "channels")
-            return (channels, part.conv - 1), (channels, 1, part.state)
-        case Mamba2():
-            heads = own(part.heads, "heads")
-            channels = heads * part.head_dim + 2 * own(part.groups, "groups of heads") * part.state
-            return (channels, part.conv - 1), (heads, part.head_dim, part.state)
-        case ShortConv():
-            return ((own(part.hidden, "channels"), part.conv - 1),)

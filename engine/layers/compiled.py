@@ -24,7 +24,7 @@ from engine.layers.streams import computed
 from engine.layers.values import pad_values
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.measures import buffer_widths
-from engine.lowering.program import (
+from engine.lowering.operations import (
     AbsorbQueries,
     Activation,
     Add,
@@ -60,13 +60,11 @@ from engine.lowering.program import (
     Normalize,
     NormalizeGroups,
     NormalizeParts,
-    Op,
     PadValues,
     Predict,
     PrepareIndex,
     PrepareKV,
     PrepareLatent,
-    Program,
     QKNorm,
     ReadStates,
     Recurrence,
@@ -84,6 +82,7 @@ from engine.lowering.program import (
     Value,
     WriteKV,
 )
+from engine.lowering.program import Op, Program
 from engine.lowering.rewrites import compiled_encoder, compiled_ops
 from engine.models.parts import LayerNorm, Norm
 from kernels.activation import function, gated

@@ -30,7 +30,7 @@ from engine.layers.states import LayerStates
 from engine.layers.streams import computed
 from engine.layers.torch_compile import Executor, SegmentCompiler
 from engine.layers.values import pad_values
-from engine.lowering.program import (
+from engine.lowering.operations import (
     AbsorbQueries,
     Activation,
     Add,
@@ -65,7 +65,6 @@ from engine.lowering.program import (
     Normalize,
     NormalizeGroups,
     NormalizeParts,
-    Op,
     PadValues,
     Predict,
     PrepareIndex,
@@ -88,6 +87,7 @@ from engine.lowering.program import (
     Value,
     WriteKV,
 )
+from engine.lowering.program import Op
 from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, last_uses, quantize_outputs, sums_for_norms
 from engine.lowering.segments import Segment, segments
 from engine.models.kv_scales import KVScales

@@ -13,7 +13,7 @@ from engine.layers.audio import AudioLayer
 from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
-from engine.lowering.program import (
+from engine.lowering.operations import (
     ActivationNumbers,
     AlibiSlopes,
     Attend,
@@ -29,7 +29,6 @@ from engine.lowering.program import (
     Matrix,
     Multiplier,
     NormVector,
-    Program,
     QKNormVectors,
     RecurrentParameter,
     SinkLogits,
@@ -38,6 +37,7 @@ from engine.lowering.program import (
     TokenTable,
     Weight,
 )
+from engine.lowering.program import Program
 from engine.models.parts import Attention, Experts, RelativeBias
 from engine.models.ranks import row_runs
 from engine.models.sources import XIELU_NUMBERS, join
@@ -166,7 +166,7 @@ class ParameterLayer:
 
     def load(self, read: Read, target: Target) -> None:
         if self.parameter.values is not None:
-            stored = {self.parameter.rows[0].source: -torch.tensor(self.parameter.values.values())}
+            stored = {self.parameter.rows[0].source: -torch.tensor(self.parameter.values)}
         else:
             stored = {piece.source: read(join(self.path, piece.source)) for piece in self.parameter.rows}
         if self.parameter.stored:

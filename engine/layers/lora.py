@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.lowering.adapters import AdapterStack, FittedAdapter, widest_columns
-from engine.lowering.program import Matrix
+from engine.lowering.operations import Matrix
 from engine.models.adapters import LowRank
 from engine.models.headers import TensorInfo
 from engine.models.parts import Model

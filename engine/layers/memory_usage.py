@@ -35,7 +35,8 @@ from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
 from engine.layers.towers import Towers
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
-from engine.lowering.program import Matrix, Program
+from engine.lowering.operations import Matrix
+from engine.lowering.program import Program
 from kernels.block_weights import PlaneWeight, SegmentedWeight
 from kernels.cpu.packing import Packed, Segments
 from kernels.fp8 import Fp8Weight

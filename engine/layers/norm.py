@@ -5,7 +5,7 @@ from torch import Tensor
 
 from engine.distributed.world import World, share
 from engine.layers.linear import Read, Target
-from engine.lowering.program import GatedNorm
+from engine.lowering.operations import GatedNorm
 from engine.models.parts import Attention, LayerNorm, Norm, RMSNorm
 from engine.models.sources import join, qk_norm_paths, qk_norms
 from kernels.layer_norm import layer_norm

@@ -24,7 +24,7 @@ from engine.layers.torch_compile import Executor, SegmentCompiler
 from engine.layers.values import pad_values
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.executors import Functions
-from engine.lowering.program import (
+from engine.lowering.operations import (
     AbsorbQueries,
     Activation,
     Add,
@@ -62,13 +62,11 @@ from engine.lowering.program import (
     Normalize,
     NormalizeGroups,
     NormalizeParts,
-    Op,
     PadValues,
     Predict,
     PrepareIndex,
     PrepareKV,
     PrepareLatent,
-    Program,
     QKNorm,
     ReadStates,
     Rotate,
@@ -85,6 +83,7 @@ from engine.lowering.program import (
     Value,
     WriteKV,
 )
+from engine.lowering.program import Op, Program
 from engine.lowering.rewrites import last_uses
 from engine.lowering.segments import Segment, segments
 from kernels.activation import function, gated

@@ -5,7 +5,16 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from engine.distributed.world import World
-from engine.lowering.program import Collect, Correct, Predict, Sparsify, Spread, StreamOp, Tanh, Value
+from engine.lowering.operations import (
+    Collect,
+    Correct,
+    Predict,
+    Sparsify,
+    Spread,
+    StreamOp,
+    Tanh,
+    Value,
+)
 from kernels.streams import collect, correct, predict, sparsify, spread, tanh
 
 

@@ -15,7 +15,8 @@ from engine.layers.linear import Read, Target
 from engine.layers.loaded import LoadedWeights, unloaded
 from engine.layers.reference import Run, execute
 from engine.layers.step import Step
-from engine.lowering.program import Attend, Op, Program
+from engine.lowering.operations import Attend
+from engine.lowering.program import Op, Program
 from engine.lowering.rewrites import last_uses
 from engine.models.parts import Rope
 from kernels.cpu.program import StepData, Team

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from engine.lowering.program import PadValues
+from engine.lowering.operations import PadValues
 
 
 def pad_values(op: PadValues, x: Tensor, y: Tensor) -> Tensor:

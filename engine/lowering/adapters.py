@@ -15,7 +15,13 @@ from engine.api.config import Dtype
 from engine.api.errors import CheckpointError, ConfigError
 from engine.lowering.footprint import DTYPE_BYTES, Holding
 from engine.lowering.lower import lower
-from engine.lowering.program import ExpertLinear, HeadMatrices, Linear, Matrix, Program
+from engine.lowering.operations import (
+    ExpertLinear,
+    HeadMatrices,
+    Linear,
+    Matrix,
+)
+from engine.lowering.program import Program
 from engine.models.adapters import Adapter, ExpertSlice, LowRank
 from engine.models.parts import Model
 from engine.models.ranks import share_of

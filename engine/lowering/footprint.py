@@ -17,7 +17,7 @@ from engine.api.config import Dtype, EmbeddingBits, HeadBits, WeightBits
 from engine.formats.load_time import LOAD_FORMATS, SCALE_SIZE
 from engine.formats.native import Executor, GgmlBlocks, Native, Places, Role, Segmented, runs
 from engine.lowering.lower import lower, state_projection
-from engine.lowering.program import (
+from engine.lowering.operations import (
     ActivationNumbers,
     AlibiSlopes,
     AudioWeights,

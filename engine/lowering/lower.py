@@ -1,13 +1,12 @@
 """Lowering: a declared model and a number of ranks → the operations of a step on one rank."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from statistics import NormalDist
 
-from engine.lowering.program import (
-    SHORTCUT,
+from engine.lowering.operations import (
     AbsorbQueries,
     Activation,
     ActivationNumbers,
@@ -17,11 +16,8 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     AudioWeights,
-    BlockLinear,
-    BlockMatrices,
     Bound,
     Bounds,
-    CausalConv,
     Clamp,
     Collect,
     Columns,
@@ -29,7 +25,6 @@ from engine.lowering.program import (
     Correct,
     Correction,
     CutHeads,
-    DeltaRule,
     DistanceBias,
     Embed,
     EmbedAudio,
@@ -41,8 +36,6 @@ from engine.lowering.program import (
     ForeignDecoder,
     ForeignWeights,
     Gate,
-    GatedNorm,
-    GatedRecurrence,
     HeadMatrices,
     Input,
     InsertMedia,
@@ -55,25 +48,20 @@ from engine.lowering.program import (
     Multiply,
     Normalize,
     NormalizeGroups,
-    NormalizeParts,
     NormVector,
-    Op,
     PadValues,
     Part,
     Predict,
     PrepareIndex,
     PrepareLatent,
-    Program,
     QKNorm,
     QKNormVectors,
     ReadStates,
     RecurrentParameter,
     Rotate,
     Route,
-    Scale,
     ScaleQueries,
     ScaleRoutes,
-    SelectiveScan,
     SelectKeys,
     SinkLogits,
     SlopedDistances,
@@ -84,32 +72,30 @@ from engine.lowering.program import (
     TokenTable,
     Value,
     WriteKV,
+    scaled,
+    split,
+    whole,
 )
+from engine.lowering.program import SHORTCUT, Op, Program
+from engine.lowering.recurrent import MixerInputs, mix
 from engine.models import parts
 from engine.models.parts import (
     MLP,
     Attention,
     AudioEmbedding,
-    DeltaNet,
     Encoder,
     Experts,
     FusedStates,
     Indexer,
-    KimiDelta,
     LatentAttention,
     LayerInput,
     LayerInputs,
-    LightningAttention,
     LowRank,
-    Mamba,
-    Mamba2,
     Model,
     PredictionInput,
     Projection,
     Recurrent,
     ResidualBlock,
-    RgLru,
-    ShortConv,
     Streams,
     all_bodies,
     bodies,
@@ -124,8 +110,6 @@ from engine.models.sources import (
     branch_path,
     clipped,
     coefficient_linears,
-    exact_linears,
-    gate_blocks,
     indexer_linears,
     join,
     latent_linears,
@@ -133,12 +117,10 @@ from engine.models.sources import (
     layer_inputs_linear,
     low_rank_linears,
     mlp_linears,
-    parameters,
     prediction_linear,
     prediction_path,
     projection_linear,
     query_linears,
-    recurrent_linears,
     routed_mlps,
     router_linear,
     stream_linears,
@@ -169,9 +151,6 @@ def lower(model: Model, ranks: int = 1) -> Program:
     """Return the program of each of `ranks` tensor-parallel ranks. Raises ConfigError if heads or rows cannot be
     divided among them."""
     return _Lowering(model, ranks).program()
-
-
-Parameters = Mapping[str, RecurrentParameter]
 
 
 class PartLowering:
@@ -236,7 +215,7 @@ class PartLowering:
         if part.after is not None:
             yield self.norm(part.after, path, self.out, self.out)
         yield Add(x=self.x, y=self.out, scale=part.scale * scales[0])
-        yield from _scaled(_whole(self.x), part.factor)
+        yield from scaled(whole(self.x), part.factor)
         if part.last is not None:
             yield self.norm(part.last, path, self.x, self.x)
         if part.multiplier:
@@ -246,7 +225,7 @@ class PartLowering:
         match body:
             case Attention():
                 yield from self._attention(body, join(path, body.name), read, y)
-            case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
+            case Recurrent():
                 yield from self._recurrent(body, join(path, body.name), read, y)
             case LatentAttention():
                 yield from self._latent_attention(body, join(path, body.name), read, y)
@@ -296,7 +275,7 @@ class PartLowering:
         wide, gated = Value(name="up", width=part.width), Value(name="activated", width=part.width)
         yield Linear(x=x, y=wide, weight=gate)
         yield Activation(x=wide, y=gated, act=part.act, gated=False)
-        yield Gate(x=_whole(gated), gate=own, y=gated, act="none")
+        yield Gate(x=whole(gated), gate=own, y=gated, act="none")
         yield Linear(x=gated, y=y, weight=up)
 
     def _attention(self, part: Attention, path: str, x: Value, y: Value) -> Iterator[Op]:
@@ -358,7 +337,7 @@ class PartLowering:
                 windowed=self.windowed and number is None,
             )
             if part.gated:
-                yield Gate(x=_whole(attended), gate=_whole(gate), y=attended, act="sigmoid")
+                yield Gate(x=whole(attended), gate=whole(gate), y=attended, act="sigmoid")
         if part.value_dim is not None:
             cut = Value(name="cut", width=heads * part.value_width)
             yield CutHeads(x=attended, y=cut, heads=heads)
@@ -372,7 +351,7 @@ class PartLowering:
         for row in matrix.linear.rows:
             path, width = join(matrix.path, clipped(row.source)), row.units * row.width
             own = Value(name=f"clipped_outputs_{width}", width=width)
-            yield Bound(x=x, y=_whole(given), weight=Bounds(path=path, side="input"))
+            yield Bound(x=x, y=whole(given), weight=Bounds(path=path, side="input"))
             yield Linear(x=given, y=own, weight=replace(matrix, linear=replace(matrix.linear, rows=(row,))))
             to = Columns(value=y, first=first, width=width)
             yield Bound(x=own, y=to, weight=Bounds(path=path, side="output"))
@@ -388,11 +367,11 @@ class PartLowering:
         if part.value_dim is None:
             yield Linear(x=x, y=qkv, weight=matrix)
             yield from self._update(part, matrix.path, x, qkv)
-            yield from _scaled(Columns(value=qkv, first=first, width=keys * width), part.value_scale)
+            yield from scaled(Columns(value=qkv, first=first, width=keys * width), part.value_scale)
             return
         narrow = Value(name="narrow_qkv", width=first + keys * width)
         yield Linear(x=x, y=narrow, weight=matrix)
-        yield from _scaled(Columns(value=narrow, first=first, width=keys * width), part.value_scale)
+        yield from scaled(Columns(value=narrow, first=first, width=keys * width), part.value_scale)
         yield PadValues(x=narrow, y=qkv, heads=heads, kv_heads=keys, head_dim=dim, value_dim=width)
 
     def _update(self, part: Attention | MLP, path: str, x: Value, y: Value) -> Iterator[Op]:
@@ -413,239 +392,14 @@ class PartLowering:
 
     def _recurrent(self, part: Recurrent, path: str, x: Value, y: Value) -> Iterator[Op]:
         layer, self.recurrent = self.recurrent, self.recurrent + 1
-        of = {role: RecurrentParameter(parameter=one, path=path) for role, one in parameters(part).items()}
-        *into, out = (
-            Matrix(linear=linear, path=path, part="recurrent", quantized=linear not in exact_linears(part))
-            for linear in recurrent_linears(part)
+        exact, of = part.exact_linears(), part.parameters()
+        matrices = tuple(
+            Matrix(linear=linear, path=path, part="recurrent", quantized=linear not in exact)
+            for linear in part.linears()
         )
-        projected = Value(name="projected", width=self._rows(into[0]))
-        yield Linear(x=x, y=projected, weight=into[0])
-        match part:
-            case DeltaNet():
-                mixed = Value(name="mixed", width=self._share(part.value_heads, "value heads") * part.value_dim)
-                gates = Value(name="gates", width=self._rows(into[1]))
-                yield Linear(x=x, y=gates, weight=into[1])
-                yield from self._delta(part, of, projected, gates, mixed, layer)
-            case KimiDelta():
-                mixed = Value(name="mixed", width=projected.width // 3)
-                yield from self._kimi_delta(part, of, (x, projected, mixed), into[1:], layer)
-            case Mamba():
-                mixed = Value(name="mixed", width=projected.width // 2)
-                yield from self._mamba(part, path, of, (projected, mixed), into[1:], layer)
-            case Mamba2():
-                mixed = Value(name="mixed", width=self._share(part.heads, "heads") * part.head_dim)
-                yield from self._mamba2(part, of, projected, mixed, layer)
-            case LightningAttention():
-                mixed = Value(name="mixed", width=projected.width // 3)
-                yield from self._lightning(part, of, (x, projected, mixed), into[1], layer)
-            case RgLru():
-                mixed, opening = (Value(name=name, width=projected.width) for name in ("mixed", "opening"))
-                yield Linear(x=x, y=opening, weight=into[1])
-                yield from self._rg_lru(part, path, of, (projected, opening, mixed), layer)
-            case ShortConv():
-                mixed = Value(name="mixed", width=projected.width // 3)
-                yield from self._short_conv(of, projected, mixed, layer)
-        yield self._summed(mixed, y, out)
-
-    def _delta(
-        self, part: DeltaNet, of: Parameters, projected: Value, gates: Value, mixed: Value, layer: int
-    ) -> Iterator[Op]:
-        key_heads, value_heads = self._share(part.key_heads, "key heads"), self._share(part.value_heads, "value heads")
-        conved = Value(name="conved", width=projected.width - mixed.width)
-        qkv, z = _split(projected, conved.width, mixed.width)
-        yield CausalConv(x=qkv, y=conved, weight=of["conv"], bias=None, act="silu", layer=layer)
-        b, a = _split(gates, value_heads, value_heads)
-        sizes = {"key_heads": key_heads, "value_heads": value_heads}
-        dims = {"key_dim": part.key_dim, "value_dim": part.value_dim}
-        yield DeltaRule(
-            qkv=conved,
-            a=a,
-            b=b,
-            y=mixed,
-            slope=of["A"],
-            dt_bias=of["dt_bias"],
-            beta_scale=part.beta_scale,
-            vector_decay=False,
-            layer=layer,
-            **sizes,
-            **dims,
-        )
-        yield GatedNorm(x=mixed, gate=z, y=mixed, weight=of["norm"], eps=part.eps, groups=value_heads, gate_first=False)
-
-    def _kimi_delta(
-        self, part: KimiDelta, of: Parameters, values: tuple[Value, Value, Value], gates: Sequence[Matrix], layer: int
-    ) -> Iterator[Op]:
-        """values: input, output of the projections to q, k and v, and input of out. gates: b_proj, f_a_proj and
-        g_a_proj, f_b_proj, g_b_proj."""
-        (x, projected, mixed), heads, dim = values, self._share(part.heads, "heads"), part.head_dim
-        conved, low_rank = Value(name="conved", width=projected.width), Value(name="low_rank", width=2 * dim)
-        b = Value(name="gates", width=heads)
-        a, z = Value(name="decays", width=heads * dim), Value(name="gate", width=heads * dim)
-        forget, gate = _split(low_rank, dim, dim)
-        yield CausalConv(x=_whole(projected), y=conved, weight=of["conv"], bias=None, act="silu", layer=layer)
-        yield Linear(x=x, y=b, weight=gates[0])
-        yield Linear(x=x, y=low_rank, weight=gates[1])
-        yield Linear(x=forget, y=a, weight=gates[2])
-        yield Linear(x=gate, y=z, weight=gates[3])
-        yield DeltaRule(
-            qkv=conved,
-            a=_whole(a),
-            b=_whole(b),
-            y=mixed,
-            slope=of["A"],
-            dt_bias=of["dt_bias"],
-            key_heads=heads,
-            value_heads=heads,
-            key_dim=dim,
-            value_dim=dim,
-            beta_scale=1.0,
-            vector_decay=True,
-            layer=layer,
-        )
-        yield GatedNorm(
-            x=mixed,
-            gate=_whole(z),
-            y=mixed,
-            weight=of["norm"],
-            eps=part.eps,
-            groups=heads,
-            gate_first=False,
-            act="sigmoid",
-        )
-
-    def _mamba(
-        self, part: Mamba, path: str, of: Parameters, ends: tuple[Value, Value], low: Sequence[Matrix], layer: int
-    ) -> Iterator[Op]:
-        """ends: output of in_proj and input of out_proj. low: x_proj and dt_proj."""
-        projected, mixed = ends
-        conved, steps = Value(name="conved", width=mixed.width), Value(name="steps", width=mixed.width)
-        x, z = _split(projected, mixed.width, mixed.width)
-        yield CausalConv(x=x, y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="silu", layer=layer)
-        low_rank = Value(name="low_rank", width=part.dt_rank + 2 * part.state)
-        dt, b, c = _split(low_rank, part.dt_rank, part.state, part.state)
-        yield self._summed(conved, low_rank, low[0])
-        if part.norms:
-            yield NormalizeParts(x=low_rank, weights=tuple(NormVector(norm=norm, path=path) for norm in part.norms))
-        yield Linear(x=dt, y=steps, weight=low[1])
-        yield SelectiveScan(
-            x=_whole(conved),
-            b=b,
-            c=c,
-            dt=_whole(steps),
-            gate=z,
-            y=mixed,
-            a=of["A"],
-            d=of["D"],
-            dt_bias=of["dt_bias"],
-            heads=mixed.width,
-            head_dim=1,
-            groups=1,
-            state=part.state,
-            dt_limits=(0.0, math.inf),
-            layer=layer,
-        )
-
-    def _mamba2(self, part: Mamba2, of: Parameters, projected: Value, mixed: Value, layer: int) -> Iterator[Op]:
-        heads, groups = self._share(part.heads, "heads"), self._share(part.groups, "groups of heads")
-        conved = Value(name="conved", width=projected.width - mixed.width - heads)
-        z, xbc, dt = _split(projected, mixed.width, conved.width, heads)
-        sizes = mixed.width, groups * part.state, groups * part.state
-        for columns, factor in zip(_split(projected, mixed.width, *sizes, heads), part.scales, strict=False):
-            yield from _scaled(columns, factor)
-        x, b, c = _split(conved, *sizes)
-        yield CausalConv(x=xbc, y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="silu", layer=layer)
-        yield SelectiveScan(
-            x=x,
-            b=b,
-            c=c,
-            dt=dt,
-            gate=z if part.norm == "none" else None,
-            y=mixed,
-            a=of["A"],
-            d=of["D"],
-            dt_bias=of["dt_bias"],
-            heads=heads,
-            head_dim=part.head_dim,
-            groups=groups,
-            state=part.state,
-            dt_limits=part.dt_limits,
-            layer=layer,
-        )
-        if part.norm != "none":
-            yield GatedNorm(
-                x=mixed,
-                gate=z,
-                y=mixed,
-                weight=of["norm"],
-                eps=part.eps,
-                groups=groups,
-                gate_first=part.norm == "gated",
-                all_groups=part.groups if part.groups < self.ranks else None,
-            )
-
-    def _lightning(
-        self, part: LightningAttention, of: Parameters, values: tuple[Value, Value, Value], gate: Matrix, layer: int
-    ) -> Iterator[Op]:
-        """values: input, output of the projection to q, k and v, and input of out. The recurrence is a selective scan
-        whose steps are all 1, because their limits are."""
-        (x, projected, mixed), heads = values, self._share(part.heads, "heads")
-        activated, z = Value(name="activated_qkv", width=projected.width), Value(name="gate", width=mixed.width)
-        yield Activation(x=projected, y=activated, act="silu", gated=False)
-        q, k, v = _split(activated, *(mixed.width,) * 3)
-        yield SelectiveScan(
-            x=v,
-            b=k,
-            c=q,
-            dt=replace(q, width=heads),  # any numbers
-            gate=None,
-            y=mixed,
-            a=of["A"],
-            d=None,
-            dt_bias=None,
-            heads=heads,
-            head_dim=part.head_dim,
-            groups=heads,
-            state=part.head_dim,
-            dt_limits=(1.0, 1.0),
-            layer=layer,
-        )
-        yield Linear(x=x, y=z, weight=gate)
-        yield GatedNorm(
-            x=mixed,
-            gate=_whole(z),
-            y=mixed,
-            weight=of["norm"],
-            eps=part.eps,
-            groups=1,
-            gate_first=False,
-            act="sigmoid",
-            all_groups=1 if self.ranks > 1 else None,
-        )
-
-    def _rg_lru(
-        self, part: RgLru, path: str, of: Parameters, values: tuple[Value, Value, Value], layer: int
-    ) -> Iterator[Op]:
-        """values: outputs of linear_x and linear_y, and input of out."""
-        (x, y, mixed), heads, width = values, self._share(part.heads, "heads"), values[0].width
-        opened, conved = Value(name="activated", width=width), Value(name="conved", width=width)
-        gate, decay = Value(name="gate", width=width), Value(name="decays", width=width)
-        yield CausalConv(x=_whole(x), y=conved, weight=of["conv"], bias=of["conv_bias"], act="none", layer=layer)
-        for source, value in zip(gate_blocks(part), (gate, decay), strict=True):
-            matrices = BlockMatrices(source=source, heads=part.heads, size=part.head_dim, path=path)
-            yield BlockLinear(x=conved, y=value, weight=matrices, heads=heads)
-        given = {role: of[role] for role in ("gate_bias", "decay_bias", "rate")}
-        yield GatedRecurrence(x=conved, gate=gate, decay=decay, y=mixed, layer=layer, **given)
-        yield Activation(x=y, y=opened, act=part.act, gated=False)
-        yield Gate(x=_whole(mixed), gate=_whole(opened), y=mixed, act="none")
-
-    def _short_conv(self, of: Parameters, projected: Value, mixed: Value, layer: int) -> Iterator[Op]:
-        b, c, x = _split(projected, *(mixed.width,) * 3)
-        conved = Value(name="conved", width=mixed.width)
-        yield Gate(x=x, gate=b, y=mixed, act="none")
-        yield CausalConv(
-            x=_whole(mixed), y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="none", layer=layer
-        )
-        yield Gate(x=_whole(conved), gate=c, y=mixed, act="none")
+        parameters = {role: RecurrentParameter(parameter=one, path=path) for role, one in of.items()}
+        mixed = yield from mix(part, MixerInputs(x, layer, path, matrices, parameters, self.ranks))
+        yield self._summed(mixed, y, matrices[-1])
 
     def _latent_attention(self, part: LatentAttention, path: str, x: Value, y: Value) -> Iterator[Op]:
         """Attend with absorbed matrices: queries are multiplied by W_UK and outputs by W_UV, and keys and values are
@@ -702,7 +456,7 @@ class PartLowering:
         yield from self._clipped(x, wide, up) if part.clipped else (Linear(x=x, y=wide, weight=up),)
         yield from self._update(part, path, x, wide)
         gate = Columns(value=wide, first=0, width=inner)
-        yield from _scaled(gate, part.gate_scale)
+        yield from scaled(gate, part.gate_scale)
         if part.sparsity:
             yield Sparsify(x=gate, multiplier=NormalDist().inv_cdf(part.sparsity), size=part.intermediate_size)
         yield from _clamped(wide, part.clamp)
@@ -733,7 +487,7 @@ class PartLowering:
             read = Value(name="router_input", width=x.width)
             yield self.norm(part.router_norm, path, self.x, read)
         yield Linear(x=read, y=logits, weight=router, fp32=True)
-        yield from _scaled(_whole(logits), part.logits_scale)
+        yield from scaled(whole(logits), part.logits_scale)
         correction = Correction(experts=part, path=path) if part.correction else None
         yield Route(logits=logits, chosen=chosen, weights=weights, part=part, correction=correction)
         if part.expert_scales:
@@ -910,12 +664,12 @@ class _Lowering(PartLowering):
         matrix = Matrix(linear=layer_inputs_linear(part, self.model.embed.hidden), path=root, part="embedding")
         table, media = TokenTable(part=part, root=root), self.model.media
         yield Linear(x=self.x, y=self.layer_inputs, weight=matrix)
-        yield NormalizeGroups(x=_whole(self.layer_inputs), weight=NormVector(norm=part.norm, path=root))
+        yield NormalizeGroups(x=whole(self.layer_inputs), weight=NormVector(norm=part.norm, path=root))
         yield LookUp(y=rows, weight=table, partial=part.vocab < self.model.embed.vocab)
         if media is not None:
             yield FillMedia(x=rows, weight=table, token=media.layer_token)
         yield Add(x=self.layer_inputs, y=rows)
-        yield from _scaled(_whole(self.layer_inputs), part.factor)
+        yield from scaled(whole(self.layer_inputs), part.factor)
 
     def _prediction_input(self, part: PredictionInput | FusedStates) -> Iterator[Op]:
         hidden, path = self.x.width, prediction_path(self.model)
@@ -934,7 +688,7 @@ class _Lowering(PartLowering):
         if isinstance(part, PredictionInput):
             yield Linear(x=self.pair, y=self.x, weight=_projection_matrix(self.model, part))
         else:
-            yield Keep(x=last if part.norm_before_residual else self.out, y=_whole(self.x))
+            yield Keep(x=last if part.norm_before_residual else self.out, y=whole(self.x))
 
     def _spread(self, part: Streams) -> Iterator[Op]:
         hidden, root = self.x.width, self.model.root
@@ -1007,24 +761,9 @@ class _Lowering(PartLowering):
                 yield WriteKV(qkv=kv, layer=self.layers - 1, cross=True, **sizes)
 
 
-def _scaled(columns: Columns, factor: float) -> Iterator[Scale]:
-    if factor != 1.0:
-        yield Scale(x=columns, factor=factor)
-
-
 def _clamped(wide: Value, limits: tuple[float, float] | None) -> Iterator[Clamp]:
     """Yield the operations that clamp gate and up, which are the halves of `wide`."""
     if limits is not None:
-        gate, up = _split(wide, wide.width // 2, wide.width // 2)
+        gate, up = split(wide, wide.width // 2, wide.width // 2)
         yield Clamp(x=gate, low=-math.inf, high=limits[0])
         yield Clamp(x=up, low=-limits[1], high=limits[1])
-
-
-def _whole(value: Value) -> Columns:
-    return Columns(value=value, first=0, width=value.width)
-
-
-def _split(value: Value, *widths: int) -> tuple[Columns, ...]:
-    """Return consecutive columns of these widths, which are all of the buffer."""
-    assert sum(widths) == value.width, f"{widths} are not the {value.width} columns of {value.name}"
-    return tuple(Columns(value=value, first=sum(widths[:number]), width=width) for number, width in enumerate(widths))

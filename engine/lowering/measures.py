@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from engine.lowering.program import (
+from engine.lowering.operations import (
     AbsorbQueries,
     Activation,
     Attend,
@@ -19,18 +19,14 @@ from engine.lowering.program import (
     Keep,
     Linear,
     Matrix,
-    Op,
     PadValues,
-    Program,
     Route,
     ScaleRoutes,
     SelectKeys,
     Sparsify,
     StreamOp,
-    values_read,
-    values_written,
-    weights_of,
 )
+from engine.lowering.program import Op, Program, values_read, values_written, weights_of
 
 
 def buffer_widths(ops: Sequence[Op]) -> dict[str, int]:

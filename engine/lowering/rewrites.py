@@ -4,8 +4,7 @@ executor applies those that it has kernels for."""
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.lowering.program import (
-    SHORTCUT,
+from engine.lowering.operations import (
     Activation,
     Add,
     AddNormalize,
@@ -16,9 +15,7 @@ from engine.lowering.program import (
     Linear,
     Matrix,
     Normalize,
-    Op,
     PrepareKV,
-    Program,
     QKNorm,
     Quantized,
     Rotate,
@@ -27,9 +24,8 @@ from engine.lowering.program import (
     ScaleRoutes,
     Value,
     WriteKV,
-    values_read,
-    values_written,
 )
+from engine.lowering.program import SHORTCUT, Op, Program, values_read, values_written
 from engine.models.parts import RMSNorm
 
 Ops = tuple[Op, ...]

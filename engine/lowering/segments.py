@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.lowering.program import (
+from engine.lowering.operations import (
     AbsorbQueries,
     Activation,
     Add,
@@ -48,7 +48,6 @@ from engine.lowering.program import (
     Normalize,
     NormalizeGroups,
     NormalizeParts,
-    Op,
     PadValues,
     Predict,
     PrepareIndex,
@@ -67,8 +66,8 @@ from engine.lowering.program import (
     Spread,
     Tanh,
     WriteKV,
-    values_written,
 )
+from engine.lowering.program import Op, values_written
 
 Executor = Literal["torch", "triton"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from engine.lowering.lower import PartLowering
-from engine.lowering.program import (
+from engine.lowering.operations import (
     Activation,
     Columns,
     Input,
@@ -15,10 +15,9 @@ from engine.lowering.program import (
     Matrix,
     Normalize,
     NormVector,
-    Op,
-    Program,
     Value,
 )
+from engine.lowering.program import Op, Program
 from engine.models.media import (
     Activate,
     Blocks,

@@ -12,18 +12,11 @@ from engine.formats.native import Executor
 from engine.models.parts import (
     MLP,
     Attention,
-    DeltaNet,
     Experts,
-    KimiDelta,
     LatentAttention,
-    LightningAttention,
-    Mamba,
-    Mamba2,
     Model,
     Recurrent,
-    RgLru,
     Rows,
-    ShortConv,
     all_bodies,
     encoder_bodies,
 )
@@ -102,8 +95,8 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
             case Attention():
                 yield body.heads, "heads"
                 yield body.kv_heads, "KV heads"
-            case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
-                yield from recurrent_units(body)
+            case Recurrent():
+                yield from body.units()
             case LatentAttention():
                 yield body.heads, "heads"
             case MLP():
@@ -112,23 +105,6 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
                 yield body.intermediate_size, "inner values of an expert"
                 if body.shared is not None:
                     yield body.shared.intermediate_size, "inner values of a shared expert"
-
-
-def recurrent_units(part: Recurrent) -> Iterator[tuple[int, str]]:
-    """Yield the numbers that ranks divide in a recurrent part, each with its name."""
-    match part:
-        case DeltaNet():
-            yield part.value_heads, "value heads"
-            yield part.key_heads, "key heads"
-        case KimiDelta() | LightningAttention() | RgLru():
-            yield part.heads, "heads of a mixer"
-        case Mamba():
-            yield part.channels, "channels of a mixer"
-        case Mamba2():
-            yield part.heads, "heads of a mixer"
-            yield part.groups, "groups of a mixer's heads"
-        case ShortConv():
-            yield part.hidden, "channels of a convolution"
 
 
 def shares(units: int, what: str, size: int) -> bool:

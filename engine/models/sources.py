@@ -6,7 +6,7 @@ loaded.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from engine.models.parts import (
@@ -16,39 +16,32 @@ from engine.models.parts import (
     AudioEmbedding,
     Block,
     Body,
-    DeltaNet,
     Dense,
     Embedding,
     Experts,
     FusedStates,
     Indexer,
-    KimiDelta,
     LatentAttention,
     LayerInput,
     LayerInputs,
     LayerNorm,
-    LightningAttention,
     Linear,
     LowRank,
-    Mamba,
-    Mamba2,
     Model,
     Norm,
-    Parameter,
     PooledNorm,
     PredictionInput,
     Projection,
     Recurrent,
     ResidualBlock,
-    RgLru,
     RMSNorm,
     Rows,
-    ShortConv,
     Streams,
     TokenLogits,
     block_norms,
     bodies,
 )
+from engine.models.parts.linear import packed
 
 Shapes = dict[str, tuple[int, ...]]
 ACT_FN = "act_fn"  # path of the numbers of an activation in an MLP
@@ -60,16 +53,6 @@ EXPERT_MODULES = ("mlp", "block_sparse_moe", "feed_forward")  # modules of trans
 def join(*names: str) -> str:
     """Join the names that are not empty with dots."""
     return ".".join(name for name in names if name)
-
-
-def packed(*rows: Rows) -> tuple[Rows, ...]:
-    """Set `at` of rows so that rows of the same source are consecutive in it."""
-    at: Counter[str] = Counter()
-    placed = []
-    for piece in rows:
-        placed.append(replace(piece, at=at[piece.source]))
-        at[piece.source] += piece.stored * piece.width
-    return tuple(placed)
 
 
 def attention_linears(part: Attention) -> tuple[Linear, ...]:
@@ -283,202 +266,6 @@ def routed_mlps(part: Experts) -> tuple[MLP, ...]:
     )
 
 
-def recurrent_linears(part: Recurrent) -> tuple[Linear, ...]:
-    """Return the projections of a recurrent part; the last one is the output projection."""
-    match part:
-        case DeltaNet():
-            values = part.value_heads * part.value_dim
-            into = [Linear(rows=rows, inputs=part.hidden, split="rows") for rows in _delta_rows(part)]
-            out = Rows(source="o_proj" if part.projections == "separate" else "out_proj", units=part.hidden)
-            return *into, Linear(rows=(out,), inputs=values, split="inputs")
-        case Mamba2():
-            heads, inner = part.heads, part.heads * part.head_dim
-            sizes = ((heads, part.head_dim),) * 2 + ((part.groups, part.state),) * 2 + ((heads, 1),)
-            rows = packed(*(Rows(source="in_proj", units=units, width=width) for units, width in sizes))
-            out = Rows(source="out_proj", units=part.hidden)
-            return (
-                Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias),
-                Linear(rows=(out,), inputs=inner, split="inputs", bias=part.bias),
-            )
-        case KimiDelta():
-            heads, dim = part.heads, part.head_dim
-            qkv = tuple(Rows(source=f"{name}_proj", units=heads, width=dim) for name in "qkv")
-            low = tuple(Rows(source=f"{name}_a_proj", units=dim) for name in "fg")
-            wide = (Rows(source=f"{name}_b_proj", units=heads, width=dim) for name in "fg")
-            return (
-                Linear(rows=qkv, inputs=part.hidden, split="rows"),
-                Linear(rows=(Rows(source="b_proj", units=heads),), inputs=part.hidden, split="rows"),
-                Linear(rows=low, inputs=part.hidden, split=None),
-                *(Linear(rows=(rows,), inputs=dim, split="rows") for rows in wide),
-                Linear(rows=(Rows(source="o_proj", units=part.hidden),), inputs=heads * dim, split="inputs"),
-            )
-        case Mamba():
-            rows = packed(*(Rows(source="in_proj", units=part.channels) for _ in range(2)))
-            low = packed(*(Rows(source="x_proj", units=units) for units in (part.dt_rank, part.state, part.state)))
-            out = Rows(source="out_proj", units=part.hidden)
-            return (
-                Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias),
-                Linear(rows=low, inputs=part.channels, split="inputs"),
-                Linear(rows=(Rows(source="dt_proj", units=part.channels),), inputs=part.dt_rank, split="rows"),
-                Linear(rows=(out,), inputs=part.channels, split="inputs", bias=part.bias),
-            )
-        case LightningAttention():
-            heads, dim = part.heads, part.head_dim
-            qkv = tuple(
-                Rows(source="qkv_proj", units=heads, width=dim, at=at * dim, groups=heads, stride=3 * dim)
-                for at in range(3)
-            )
-            gate = (Rows(source="output_gate", units=heads, width=dim),)
-            out = Rows(source="out_proj", units=part.hidden)
-            return (
-                Linear(rows=qkv, inputs=part.hidden, split="rows"),
-                Linear(rows=gate, inputs=part.hidden, split="rows"),
-                Linear(rows=(out,), inputs=heads * dim, split="inputs"),
-            )
-        case RgLru():
-            heads, dim = part.heads, part.head_dim
-            both = (Rows(source=f"linear_{name}", units=heads, width=dim) for name in "xy")
-            out = Rows(source="linear_out", units=part.hidden)
-            return (
-                *(Linear(rows=(rows,), inputs=part.hidden, split="rows", bias=True) for rows in both),
-                Linear(rows=(out,), inputs=heads * dim, split="inputs", bias=True),
-            )
-        case ShortConv():
-            rows = packed(*(Rows(source="in_proj", units=part.hidden) for _ in range(3)))
-            out = Rows(source="out_proj", units=part.hidden)
-            return (
-                Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias),
-                Linear(rows=(out,), inputs=part.hidden, split="inputs", bias=part.bias),
-            )
-
-
-def exact_linears(part: Recurrent) -> tuple[Linear, ...]:
-    """Return the projections that are never quantized: to decays, gates and time steps."""
-    match part:
-        case DeltaNet():
-            return recurrent_linears(part)[1:2]
-        case KimiDelta():
-            return recurrent_linears(part)[1:5]
-        case Mamba():
-            return recurrent_linears(part)[1:3]
-        case LightningAttention() | Mamba2() | RgLru() | ShortConv():
-            return ()
-
-
-def _delta_rows(part: DeltaNet) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
-    """Return the rows of q, k, v and z, and the rows of b and a."""
-    heads, values = part.key_heads, part.value_heads
-    sizes = ((heads, part.key_dim), (heads, part.key_dim), (values, part.value_dim), (values, part.value_dim))
-    stored = part.stored_key_heads
-    if part.projections == "separate":
-        names = "q_proj", "k_proj", "v_proj", "g_proj"
-        named = (Rows(source=name, units=units, width=width) for name, (units, width) in zip(names, sizes, strict=True))
-        return tuple(named), tuple(Rows(source=name, units=values) for name in ("b_proj", "a_proj"))
-    if part.projections in ("joined", "half"):
-        *qkv, z = sizes
-        periods = stored, stored, 0
-        wide = packed(
-            *(
-                Rows(source="in_proj_qkv", units=units, width=width, period=period)
-                for (units, width), period in zip(qkv, periods, strict=True)
-            )
-        )
-        wide = (*wide, Rows(source="in_proj_z", units=z[0], width=z[1]))
-        if part.projections == "half":
-            return wide, _grouped("in_proj_ba", heads, ((values, 1), (values, 1)))
-        return wide, (Rows(source="in_proj_b", units=values), Rows(source="in_proj_a", units=values))
-    return _grouped("in_proj_qkvz", heads, sizes), _grouped("in_proj_ba", heads, ((values, 1), (values, 1)))
-
-
-def _grouped(source: str, groups: int, sizes: Sequence[tuple[int, int]]) -> tuple[Rows, ...]:
-    """Return rows of a tensor in `groups` equal groups. sizes: number of heads of each kind, and rows per head."""
-    each = [units * width // groups for units, width in sizes]
-    return tuple(
-        Rows(source=source, units=units, width=width, at=sum(each[:number]), groups=groups, stride=sum(each))
-        for number, (units, width) in enumerate(sizes)
-    )
-
-
-def parameters(part: Recurrent) -> dict[str, Parameter]:
-    """Return the small tensors of a recurrent part by role: conv, conv_bias, A, dt_bias, D and norm."""
-    found: dict[str, Parameter] = {}
-    match part:
-        case LightningAttention():
-            return _lightning_parameters(part)
-        case RgLru():
-            return _rg_lru_parameters(part)
-        case DeltaNet():
-            heads, channels = (part.value_heads, 1), recurrent_linears(part)[0].rows[:3]
-        case KimiDelta():
-            heads, channels = (part.heads, 1), recurrent_linears(part)[0].rows
-        case Mamba():
-            heads, channels = (part.channels, 1), recurrent_linears(part)[0].rows[:1]
-        case Mamba2():
-            heads, channels = (part.heads, 1), recurrent_linears(part)[0].rows[1:4]
-        case ShortConv():
-            heads, channels = (0, 1), recurrent_linears(part)[0].rows[:1]
-    conv = "conv" if isinstance(part, ShortConv) else "conv1d"
-    sizes = [(piece.units, piece.width) for piece in channels]
-    separate = isinstance(part, KimiDelta) or (isinstance(part, DeltaNet) and part.projections == "separate")
-    taps = _parameter(f"{conv}.weight", *sizes, inner=(1, part.conv))
-    periods = (replace(rows, period=piece.period) for rows, piece in zip(taps.rows, channels, strict=True))
-    taps = replace(taps, rows=packed(*periods))
-    if separate:
-        named = (replace(piece, source=f"{name}_conv1d.weight") for name, piece in zip("qkv", taps.rows, strict=True))
-        taps = replace(taps, rows=packed(*named))
-    found["conv"] = replace(taps, taps=True)
-    if part.bias if isinstance(part, ShortConv) else isinstance(part, Mamba | Mamba2) and part.conv_bias:
-        found["conv_bias"] = _parameter(f"{conv}.bias", *sizes)
-    if not isinstance(part, ShortConv):
-        inner = (part.state,) if isinstance(part, Mamba) else ()
-        found["A"] = replace(_parameter("A_log", heads, inner=inner), negative_exp=part.log_decay)
-        found["dt_bias"] = _parameter("dt_proj.bias" if isinstance(part, Mamba) else "dt_bias", heads)
-    if isinstance(part, Mamba):
-        found["D"] = _parameter("D", heads)
-    if isinstance(part, Mamba2):
-        found["D"] = replace(_parameter("D", heads), repeat=part.head_dim)
-        if part.norm != "none":
-            found["norm"] = _parameter("norm.weight", (part.heads, part.head_dim))
-    if isinstance(part, KimiDelta):
-        found["A"] = replace(found["A"], stored=(1, 1, part.heads, 1))
-        found["dt_bias"] = _parameter("dt_bias", (part.heads, part.head_dim))
-        found["norm"] = replace(_parameter("o_norm.weight", (part.head_dim, 1)), divided=False)
-    if isinstance(part, DeltaNet):
-        norm = "o_norm.weight" if separate else "norm.weight"
-        found["norm"] = replace(_parameter(norm, (part.value_dim, 1)), divided=False)
-    return found
-
-
-def _lightning_parameters(part: LightningAttention) -> dict[str, Parameter]:
-    slopes = replace(_parameter("slope_rate", (part.heads, 1)), values=part.slopes)
-    return {"A": slopes, "norm": _parameter("norm.weight", (part.heads, part.head_dim))}
-
-
-def _rg_lru_parameters(part: RgLru) -> dict[str, Parameter]:
-    size = part.heads, part.head_dim
-    biases = {
-        role: replace(_parameter(f"rg_lru.{name}_gate_bias", size), stored=size)
-        for role, name in (("gate_bias", "input"), ("decay_bias", "recurrent"))
-    }
-    return {
-        "conv": replace(_parameter("conv_1d.weight", size, inner=(1, part.conv)), taps=True),
-        "conv_bias": _parameter("conv_1d.bias", size),
-        **biases,
-        "rate": _parameter("rg_lru.recurrent_param", size),
-    }
-
-
-def gate_blocks(part: RgLru) -> tuple[str, str]:
-    """Return the names of the matrices of the gates, [heads, inputs, outputs]: of the input, and of the decay. They are
-    never quantized."""
-    return "rg_lru.input_gate_weight", "rg_lru.recurrent_gate_weight"
-
-
-def _parameter(source: str, *sizes: tuple[int, int], inner: tuple[int, ...] = ()) -> Parameter:
-    rows = (Rows(source=source, units=units, width=width) for units, width in sizes)
-    return Parameter(rows=packed(*rows), inner=inner)
-
-
 def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
     """Return the norms of q and k with their names and the shapes of their weights."""
     if part.qk_norm is None:
@@ -686,8 +473,8 @@ def unquantized(model: Model) -> frozenset[str]:
                 found.update(linear_sources(router_linear(body), inside))
             case LatentAttention(indexer=Indexer() as indexer):
                 found.update(linear_sources(indexer_linears(indexer)[2], join(inside, indexer.name)))
-            case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
-                for linear in exact_linears(body):
+            case Recurrent():
+                for linear in body.exact_linears():
                     found.update(linear_sources(linear, inside))
     if model.streams is not None:
         for path, _ in placed_blocks(model):
@@ -819,8 +606,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in layer_input_linears(body))
         case LowRank():
             yield from ((inside, linear) for linear in low_rank_linears(body))
-        case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
-            yield from ((inside, linear) for linear in recurrent_linears(body))
+        case Recurrent():
+            yield from ((inside, linear) for linear in body.linears())
         case Experts():
             yield inside, router_linear(body)
             for mlp in (*routed_mlps(body), *([] if body.shared is None else [body.shared])):
@@ -855,27 +642,30 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             found |= {join(path, body.name, clipped(source), limit): (1,) for source in of for limit in LIMITS}
         if isinstance(body, MLP) and body.act == XIELU:
             found |= {join(path, body.name, ACT_FN, name): shape for name, shape in XIELU_NUMBERS.items()}
-        if isinstance(body, Mamba):
-            for rms in body.norms:
-                found |= norm_sources(rms, join(path, body.name), (rms.size,))
         if isinstance(body, Experts) and body.correction:
             shape = (1, body.routed) if body.correction_is_row else (body.routed,)
             found[join(path, body.name, body.correction)] = shape
         if isinstance(body, Experts) and body.expert_scales:
             found[join(path, body.name, body.expert_scales)] = (body.num_experts,)
         if isinstance(body, Recurrent):
-            for parameter in (one for one in parameters(body).values() if one.values is None):
-                height: Counter[str] = Counter()
-                for piece in parameter.rows:
-                    height[piece.source] += piece.stored * piece.width
-                for name, rows in height.items():
-                    found[join(path, body.name, name)] = parameter.stored or (rows, *parameter.inner)
-        if isinstance(body, RgLru):
-            shape = body.heads, body.head_dim, body.head_dim
-            found |= {join(path, body.name, name): shape for name in gate_blocks(body)}
+            found |= _recurrent_sources(body, join(path, body.name))
         for inside, linear in _linears(body, path):
             for name, shape in linear_sources(linear, inside).items():
                 found[name] = max(shape, found.get(name, shape))
+    return found
+
+
+def _recurrent_sources(part: Recurrent, path: str) -> Shapes:
+    """Return the tensors of a recurrent part besides those of its projections."""
+    found = {join(path, name): shape for name, shape in part.block_matrices().items()}
+    for norm in part.norms:
+        found |= norm_sources(norm, path, (norm.size,))
+    for parameter in (one for one in part.parameters().values() if one.values is None):
+        height: Counter[str] = Counter()
+        for piece in parameter.rows:
+            height[piece.source] += piece.stored * piece.width
+        for name, rows in height.items():
+            found[join(path, name)] = parameter.stored or (rows, *parameter.inner)
     return found
 
 

@@ -20,7 +20,8 @@ from engine.core.plan import StepPlan
 from engine.distributed.world import World
 from engine.kv.layout import Layout, blocks_of
 from engine.layers.kv import group_pages, kv_layers
-from engine.lowering.program import Attend, Program
+from engine.lowering.operations import Attend
+from engine.lowering.program import Program
 from engine.models.parts import Encoder
 from engine.worker.rows import PlanRows
 from engine.worker.table import RequestTable

@@ -27,7 +27,7 @@ from engine.layers.step import Step
 from engine.llm import LLM, Params
 from engine.lowering.footprint import mapped_bytes, part_bytes
 from engine.lowering.lower import lower
-from engine.lowering.program import Attend, WriteKV
+from engine.lowering.operations import Attend, WriteKV
 from engine.models.checkpoint import read_checkpoint
 from engine.models.families import ARCHITECTURES
 from engine.models.parts import Alibi, Head, RelativeBias

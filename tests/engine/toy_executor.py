@@ -1,7 +1,7 @@
 """An executor of another package: attention that keeps count, and computes what torch computes, or zeros."""
 
 from engine.layers.reference import FUNCTIONS, Run
-from engine.lowering.program import Attend, AttendLatent
+from engine.lowering.operations import Attend, AttendLatent
 
 CALLS: list[str] = []
 ZEROS: list[bool] = []

@@ -8,7 +8,7 @@ import torch
 
 from engine.distributed.symmetric import FusedReduce, TorchSymmetricMemory, open_symmetric
 from engine.lowering.lower import lower
-from engine.lowering.program import AddNormalize, Linear
+from engine.lowering.operations import AddNormalize, Linear
 from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, sums_for_norms
 from kernels.jit import interpreted
 from kernels.rms_norm import RMS_NORM

@@ -24,7 +24,8 @@ from engine.layers.model import TextModel, make_pages
 from engine.layers.reference import Run, execute
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.lower import lower
-from engine.lowering.program import Combine, Linear, Op, Route
+from engine.lowering.operations import Combine, Linear, Route
+from engine.lowering.program import Op
 from engine.lowering.rewrites import last_uses
 from engine.lowering.segments import segments
 from engine.models.parts import (

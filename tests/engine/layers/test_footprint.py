@@ -11,7 +11,7 @@ from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.model import TextModel
 from engine.lowering.footprint import mapped_bytes, part_bytes
-from engine.lowering.program import ExpertLinear, Linear
+from engine.lowering.operations import ExpertLinear, Linear
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.ranks import rows_of, share_of, tensor_problem
 from engine.weights.packed import PackedFile

@@ -15,7 +15,7 @@ from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.model import TextModel
 from engine.layers.rounded import rounding_of
-from engine.lowering.program import ExpertLinear
+from engine.lowering.operations import ExpertLinear
 from engine.models.checkpoint import read_checkpoint
 from engine.models.ranks import tensor_problem
 from kernels.cpu.library import best

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from engine.layers.norm import gated_norm_of_ranks
-from engine.lowering.program import Columns, GatedNorm, RecurrentParameter, Value
+from engine.lowering.operations import (
+    Columns,
+    GatedNorm,
+    RecurrentParameter,
+    Value,
+)
 from engine.models.parts import Parameter, Rows
 from kernels.recurrent.gated_norm import GATED_NORM
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.quantization_error import DEMO, compare, conversations
 from engine.api.errors import CheckpointError, ConfigError
 from engine.lowering.footprint import part_bytes
-from engine.lowering.program import ExpertLinear, Linear
+from engine.lowering.operations import ExpertLinear, Linear
 from engine.weights.packed import PackedFile
 from kernels.cpu.library import Tiling, best
 from kernels.cpu.program import Team

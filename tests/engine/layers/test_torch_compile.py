@@ -16,7 +16,13 @@ from engine.layers import torch_compile
 from engine.layers.torch_compile import Executor, ModuleCompiler, SegmentCompiler
 from engine.llm import LLM, Params
 from engine.lowering.lower import lower
-from engine.lowering.program import Columns, Op, Scale, Tanh, Value
+from engine.lowering.operations import (
+    Columns,
+    Scale,
+    Tanh,
+    Value,
+)
+from engine.lowering.program import Op
 from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, last_uses
 from engine.lowering.segments import LEFT_OUT, ROWS, WITHOUT_KERNEL, coverage, segments
 from engine.models.checkpoint import read_checkpoint

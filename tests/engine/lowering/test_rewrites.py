@@ -14,7 +14,7 @@ from engine.layers.model import TextModel, make_pages
 from engine.layers.step import plan_step
 from engine.lowering.lower import lower
 from engine.lowering.measures import buffer_widths
-from engine.lowering.program import (
+from engine.lowering.operations import (
     Activation,
     Add,
     AddNormalize,
@@ -24,15 +24,13 @@ from engine.lowering.program import (
     Linear,
     Matrix,
     Normalize,
-    Op,
     PrepareKV,
     QKNorm,
     Quantized,
     Rotate,
     WriteKV,
-    values_read,
-    values_written,
 )
+from engine.lowering.program import Op, values_read, values_written
 from engine.lowering.rewrites import (
     compiled_ops,
     fuse_add_normalize,
