@@ -23,7 +23,7 @@ from engine.layers.loaded import unloaded
 from engine.layers.lora import NO_ADAPTERS, AdapterSlots, empty_adapters, load_adapters
 from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.pooler import PoolerLayer
-from engine.layers.reference import ReferenceExecutor
+from engine.layers.reference.executor import ReferenceExecutor
 from engine.layers.states import LayerStates
 from engine.layers.towers import Towers
 from engine.layers.vocabulary import Vocabulary

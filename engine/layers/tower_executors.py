@@ -13,7 +13,8 @@ from engine.distributed.world import World
 from engine.layers.compiled import CompiledOps, Region, TorchOp, regions
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import LoadedWeights, unloaded
-from engine.layers.reference import Run, execute
+from engine.layers.reference.executor import execute
+from engine.layers.reference.run import Run
 from engine.layers.step import Step
 from engine.lowering.operations import Attend
 from engine.lowering.program import Op, Program

@@ -52,7 +52,6 @@ from engine.lowering.operations import (
     Normalize,
     NormalizeGroups,
     NormalizeParts,
-    Operation,
     PadValues,
     Predict,
     PrepareIndex,
@@ -193,7 +192,7 @@ def _fields_of(kind: type[Any]) -> tuple[str, ...]:
 
 def _fields(op: Op) -> tuple[str, ...]:
     """Return the names of an operation's fields, in order."""
-    kind: type[Operation] = type(op)
+    kind: Any = type(op)  # mypy: not hashable
     return _fields_of(kind)
 
 

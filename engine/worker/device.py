@@ -17,7 +17,7 @@ from engine.api.errors import NOT_FINITE
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult, wait
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import Layout
-from engine.layers.fused import FusedModel
+from engine.layers.fused.model import FusedModel
 from engine.sampling.device import DeviceSampler, Drawn, SamplingStep
 from engine.sampling.rows import Rows
 from engine.sampling.shards import MAX_K, best_of_shards, candidates_of_shards, largest_top_k

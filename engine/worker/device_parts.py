@@ -11,7 +11,8 @@ from engine.api.config import EngineConfig
 from engine.api.messages import Pooling
 from engine.kv.layout import Layout, blocks_of
 from engine.kv.states import num_snapshots
-from engine.layers.fused import CrossAttentionInputs, DeviceStep, FusedModel
+from engine.layers.fused.model import FusedModel
+from engine.layers.fused.step import CrossAttentionInputs, DeviceStep
 from engine.layers.fused_pooler import FusedPooler
 from engine.layers.model import TextModel, make_pages, page_dtype
 from engine.lowering.media_memory import media_bytes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.kv.layout import Layout
-from engine.layers.fused import CrossAttentionInputs, DeviceStep
+from engine.layers.fused.step import CrossAttentionInputs, DeviceStep
 from engine.layers.states import LayerStates
 from engine.worker.device_table import DeviceTable, StepUpload, aligned
 from engine.worker.media import NO_MEDIA, StepMedia

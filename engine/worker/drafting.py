@@ -17,7 +17,8 @@ from torch import Tensor
 
 from engine.core.plan import Row, StepPlan, StepResult
 from engine.layers.batch import Batch, MediaRows
-from engine.layers.fused import DeviceStep, FusedModel
+from engine.layers.fused.model import FusedModel
+from engine.layers.fused.step import DeviceStep
 from engine.layers.model import TextModel
 from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared

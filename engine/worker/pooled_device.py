@@ -16,7 +16,8 @@ from engine.api.errors import NOT_FINITE
 from engine.api.messages import Pooled, Pooling
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.kv.layout import Layout
-from engine.layers.fused import DeviceStep, FusedModel
+from engine.layers.fused.model import FusedModel
+from engine.layers.fused.step import DeviceStep
 from engine.layers.fused_pooler import FusedPooler
 from engine.layers.pooler import OF_EACH_TOKEN
 from engine.worker.device_step import StagedSteps, indexes

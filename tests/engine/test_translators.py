@@ -22,7 +22,7 @@ from engine.kv.layout import layout
 from engine.layers import reference
 from engine.layers.loaded import distance_buckets
 from engine.layers.model import TextModel
-from engine.layers.reference import Run
+from engine.layers.reference.run import Run
 from engine.layers.step import Step
 from engine.llm import LLM, Params
 from engine.lowering.footprint import mapped_bytes, part_bytes

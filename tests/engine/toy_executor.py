@@ -1,6 +1,7 @@
 """An executor of another package: attention that keeps count, and computes what torch computes, or zeros."""
 
-from engine.layers.reference import FUNCTIONS, Run
+from engine.layers.reference.executor import FUNCTIONS
+from engine.layers.reference.run import Run
 from engine.lowering.operations import Attend, AttendLatent
 
 CALLS: list[str] = []

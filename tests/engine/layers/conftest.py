@@ -20,7 +20,8 @@ from engine.api.config import EmbeddingBits, HeadBits, WeightBits
 from engine.distributed.shared import Shared
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import layout, page_sizes
-from engine.layers.fused import DeviceStep, FusedModel
+from engine.layers.fused.model import FusedModel
+from engine.layers.fused.step import DeviceStep
 from engine.layers.model import TextModel, make_pages
 from engine.layers.states import layer_states, make_states
 from engine.models.checkpoint import read_checkpoint

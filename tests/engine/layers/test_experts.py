@@ -21,7 +21,8 @@ from engine.layers.linear import ExpertStack, Target
 from engine.layers.loaded import LoadedWeights, unloaded
 from engine.layers.lora import NO_ADAPTERS
 from engine.layers.model import TextModel, make_pages
-from engine.layers.reference import Run, execute
+from engine.layers.reference.executor import execute
+from engine.layers.reference.run import Run
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.lower import lower
 from engine.lowering.operations import Combine, Linear, Route

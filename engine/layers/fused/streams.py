@@ -1,0 +1,18 @@
+"""Several streams of hidden states, by Triton kernels."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.layers.fused.run import Run
+from engine.layers.streams import computed
+from engine.lowering.operations import Collect, Correct, Predict, Sparsify, Spread, StreamOp, Tanh
+
+
+def _stream(op: StreamOp, run: Run) -> None:
+    for value, tensor in computed(op, run.__getitem__, run.model.vocabulary.world):
+        run[value] = tensor
+
+
+FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
+    **dict.fromkeys((Spread, Predict, Correct, Collect, Tanh, Sparsify), _stream),
+}
