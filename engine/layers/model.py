@@ -16,7 +16,7 @@ from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import Layout
 from engine.kv.states import state_layout
 from engine.layers.batch import Batch
-from engine.layers.compiled import CompiledModel
+from engine.layers.compiled.model import CompiledModel
 from engine.layers.draft_head import DraftHead
 from engine.layers.linear import Target
 from engine.layers.loaded import unloaded

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.distributed.shared import Shared
 from engine.distributed.world import World
-from engine.layers.compiled import CompiledOps, Region, TorchOp, regions
+from engine.layers.compiled.build import CompiledOps, Region, TorchOp, regions
+from engine.layers.compiled.functions import structures
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import LoadedWeights, unloaded
 from engine.layers.reference.executor import execute
@@ -150,7 +151,7 @@ class CompiledExecutor:
         self._ops.buffers.make(tokens)
         keep_alive = tuple(self._ops.buffers.tensors.values())
         for windowed, ops in _segments(self._ops.ops):
-            made = [one for op in ops for one in self._ops.compiled(op)]
+            made = [one for op in ops for one in structures(op, self._ops)]
             self._segments.append((windowed, regions(made, keep_alive)))
 
 

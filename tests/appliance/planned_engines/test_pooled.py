@@ -13,7 +13,7 @@ from appliance.config.settings import Given, Option
 from appliance.hardware.described import hardware
 from appliance.planning.plan import Plan
 from appliance.planning.validate import validate
-from engine.layers.compiled import WHOLE_BLOCK
+from engine.layers.compiled.bidirectional import WHOLE_BLOCK
 from engine.lowering.footprint import PARTS
 from engine.lowering.lower import lower
 from engine.lowering.measures import buffer_widths

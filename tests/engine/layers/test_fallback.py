@@ -9,7 +9,7 @@ import torch
 from engine.api.errors import CheckpointError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers.compiled import Region, TorchOp
+from engine.layers.compiled.build import Region, TorchOp
 from engine.layers.model import TextModel
 from engine.lowering.measures import torch_parts
 from engine.models.checkpoint import read_checkpoint
