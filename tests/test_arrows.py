@@ -67,6 +67,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("engine.formats", "engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files"),
         *("engine.api.media", "engine.text.tokenizer"),
     ),
+    "engine.models.parts": ("engine.models.declared", "engine.api.media"),
+    "engine.models.parts.recurrent": ("engine.models.declared", "engine.models.parts"),
+    "engine.lowering.operations": ("engine.models",),
     "engine.lowering": (
         *("engine.formats", "engine.models", "engine.api.config", "engine.api.errors", "kernels.ggml_layout"),
     ),
@@ -79,6 +82,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.layers": (
         *("engine.formats", "engine.models", "engine.lowering", "engine.weights", "engine.distributed"),
         *("engine.kv.layout", "engine.kv.states", "engine.worker.batch", "engine.api", "kernels"),
+    ),
+    "engine.layers.reference": (
+        *("engine.models", "engine.lowering", "engine.layers", "engine.distributed.world", "engine.kv.layout"),
+        "kernels",
+    ),
+    "engine.layers.compiled": (
+        *("engine.models", "engine.lowering", "engine.layers", "engine.kv.layout", "engine.api", "kernels"),
+        "engine.weights",
+    ),
+    "engine.layers.fused": (
+        *("engine.models", "engine.lowering", "engine.layers", "engine.distributed", "kernels"),
     ),
     "engine.sampling": ("engine.layers", "engine.distributed.world", "engine.api", "kernels"),
     "engine.worker": (

@@ -1,8 +1,8 @@
 """Intermediate representation of a model's step on one rank: operations on named buffers, and the weights they use.
 
 Independent of torch. `engine.lowering.lower` makes a `Program` from a declaration; `engine.lowering.rewrites` fuses
-operations for an executor. The executors are in engine/layers: reference.py (torch), compiled.py (C++ on a CPU) and
-fused.py (Triton). Memory and roofline of a plan are sums over the same list (`engine.lowering.measures`).
+operations for an executor. The executors are in engine/layers: reference (torch), compiled (C++ on a CPU) and fused
+(Triton). Memory and roofline of a plan are sums over the same list (`engine.lowering.measures`).
 
 Every operation reads and writes the rows of all tokens of a step. Operations on a buffer run in order; a buffer has the
 value that was written last.
@@ -24,14 +24,10 @@ from engine.lowering.operations import (
     AttendLatent,
     BlockLinear,
     Bound,
-    CausalConv,
     Clamp,
-    Collect,
     Columns,
     Combine,
-    Correct,
     CutHeads,
-    DeltaRule,
     Embed,
     EmbedAudio,
     EmbedMedia,
@@ -40,8 +36,6 @@ from engine.lowering.operations import (
     FillMedia,
     ForeignDecoder,
     Gate,
-    GatedNorm,
-    GatedRecurrence,
     Input,
     InsertMedia,
     Keep,
@@ -53,23 +47,20 @@ from engine.lowering.operations import (
     NormalizeGroups,
     NormalizeParts,
     PadValues,
-    Predict,
     PrepareIndex,
     PrepareKV,
     PrepareLatent,
     QKNorm,
     Quantized,
     ReadStates,
+    RecurrentOp,
     Rotate,
     Route,
     Scale,
     ScaleQueries,
     ScaleRoutes,
-    SelectiveScan,
     SelectKeys,
-    Sparsify,
-    Spread,
-    Tanh,
+    StreamOp,
     Value,
     Weight,
     WriteKV,
@@ -119,19 +110,10 @@ Op = (
     | ScaleRoutes
     | ExpertLinear
     | Combine
-    | Spread
-    | Predict
-    | Correct
-    | Collect
-    | Tanh
-    | Sparsify
+    | StreamOp
     | Gate
     | Keep
-    | CausalConv
-    | DeltaRule
-    | SelectiveScan
-    | GatedRecurrence
-    | GatedNorm
+    | RecurrentOp
     | ForeignDecoder
     | AddNormalize
     | Quantized

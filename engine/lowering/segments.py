@@ -8,7 +8,7 @@ operations with kernels of its own; only operations without one form segments th
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from engine.lowering.operations import (
     AbsorbQueries,
@@ -21,13 +21,11 @@ from engine.lowering.operations import (
     AttendLatent,
     BlockLinear,
     Bound,
-    CausalConv,
     Clamp,
     Collect,
     Combine,
     Correct,
     CutHeads,
-    DeltaRule,
     Embed,
     EmbedAudio,
     EmbedMedia,
@@ -37,7 +35,6 @@ from engine.lowering.operations import (
     ForeignDecoder,
     Gate,
     GatedNorm,
-    GatedRecurrence,
     Input,
     InsertMedia,
     Keep,
@@ -55,12 +52,12 @@ from engine.lowering.operations import (
     PrepareLatent,
     QKNorm,
     ReadStates,
+    Recurrence,
     Rotate,
     Route,
     Scale,
     ScaleQueries,
     ScaleRoutes,
-    SelectiveScan,
     SelectKeys,
     Sparsify,
     Spread,
@@ -80,7 +77,7 @@ LEFT_OUT: dict[type[Op], str] = {
     **dict.fromkeys((InsertMedia, AddMedia, FillMedia, ReadStates), _TOKENS),
     **dict.fromkeys((WriteKV, PrepareKV, Attend, PrepareLatent, PrepareIndex, SelectKeys, AttendLatent), _PAGES),
     **dict.fromkeys((Route, ScaleRoutes, ExpertLinear, Combine), _EXPERTS),
-    **dict.fromkeys((CausalConv, DeltaRule, SelectiveScan, GatedRecurrence), _STATES),
+    **dict.fromkeys(get_args(Recurrence), _STATES),
     AllReduce: "adds over ranks",
     ForeignDecoder: "is transformers' code, of which the modules without keys and values are compiled",
 }

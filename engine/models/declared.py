@@ -1,7 +1,7 @@
 """Decorator of declarations: a frozen, keyword-only dataclass, whose class is made in a fifth of the time.
 
-`dataclasses.dataclass` compiles six functions for each frozen class. For the 146 classes of engine/models/parts.py and
-engine/lowering/program.py that was 0.2 s of CPU time in every program that reads a model. Here all classes share the
+`dataclasses.dataclass` compiles six functions for each frozen class. For the 146 classes of engine/models/parts and
+engine/lowering/operations that was 0.2 s of CPU time in every program that reads a model. Here all classes share the
 code of their methods, and take 0.04 s.
 """
 

@@ -1,6 +1,6 @@
 """Operations on the named buffers of a step, their weights, and which buffers they read and write.
 
-Add a file for a new kind of operation, and its classes to `Op` in engine/lowering/program.py.
+A new kind of operation has a file here, and one in the folder of each executor (engine/layers).
 """
 
 from engine.lowering.operations.attention import (
@@ -43,6 +43,7 @@ from engine.lowering.operations.recurrent import (
     GatedNorm,
     GatedRecurrence,
     Recurrence,
+    RecurrentOp,
     SelectiveScan,
 )
 from engine.lowering.operations.rows import (
@@ -152,6 +153,7 @@ __all__ = [
     "Quantized",
     "ReadStates",
     "Recurrence",
+    "RecurrentOp",
     "RecurrentParameter",
     "Rotate",
     "Route",

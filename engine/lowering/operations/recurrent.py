@@ -96,3 +96,5 @@ class GatedNorm(Operation):
 
 
 Recurrence = CausalConv | DeltaRule | GatedRecurrence | SelectiveScan
+"""Operations that read and write the state of a sequence."""
+RecurrentOp = Recurrence | GatedNorm
