@@ -91,9 +91,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("engine.models", "engine.lowering", "engine.layers", "engine.kv.layout", "engine.api", "kernels"),
         "engine.weights",
     ),
-    "engine.layers.fused": (
-        *("engine.models", "engine.lowering", "engine.layers", "engine.distributed", "kernels"),
-    ),
+    "engine.layers.fused": (*("engine.models", "engine.lowering", "engine.layers", "engine.distributed", "kernels"),),
     "engine.sampling": ("engine.layers", "engine.distributed.world", "engine.api", "kernels"),
     "engine.worker": (
         *("engine.api", "engine.core.plan", "engine.kv", "engine.models", "engine.weights", "engine.distributed"),
