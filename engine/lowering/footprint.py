@@ -262,13 +262,10 @@ class _Footprint:
         stored, to = media_tensors(media), self.to
         infos = {name: self.tensors[one.name] for name, one in stored.items() if one.name in self.tensors}
         alone = replace(to, bits="stored", rank=0, ranks=1, triton=False)
-        compiled, plain = (_Footprint(self.model, infos, None, one) for one in (alone, replace(alone, tiling=None)))
+        inner = _Footprint(self.model, infos, None, alone)
         for name in unlowered_tensors(media):
             yield Holding("tower", name, to.dtype, (math.prod(stored[name].shape), to.element_bytes))
-        lowered = lower_tower(media)
-        for program in lowered.programs:
-            # Torch computes a tower whose patches have masks.
-            inner = plain if program is lowered.tower and media.tower.completed else compiled
+        for program in lower_tower(media).programs:
             for weight in program.weights:
                 match weight:
                     case Matrix():
