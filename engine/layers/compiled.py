@@ -15,8 +15,10 @@ from engine.layers.batch import Batch, EncoderInputs, MediaRows
 from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
+from engine.layers.local_attention import local_attention
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, ProjectionNorm, gated_norm_of_ranks
+from engine.layers.querying import attend_context
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
 from engine.layers.step import rope_positions
@@ -31,7 +33,9 @@ from engine.lowering.program import (
     AddMedia,
     AllReduce,
     Attend,
+    AttendContext,
     AttendLatent,
+    AttendLocal,
     BlockLinear,
     Bound,
     CausalConv,
@@ -70,6 +74,7 @@ from engine.lowering.program import (
     QKNorm,
     ReadStates,
     Recurrence,
+    Repeat,
     Rotate,
     Route,
     Scale,
@@ -155,6 +160,9 @@ class CompiledOps:
     vocabulary: Vocabulary | None = None
     states: LayerStates = ()  # of the last step; operations point to them
     media: MediaRows | None = None  # of the running step
+    count: Sequence[int] = ()  # in a tower: rows of each clip, or queries of each frame, of the running step
+    context: Tensor | None = None  # likewise: keys and values of the rows of frames
+    context_rows: Sequence[int] = ()  # rows of each frame
     read_states: tuple[Tensor, Tensor] | None = None  # of the running step: hidden states, and tokens at position 0
 
     def __init__(
@@ -182,6 +190,12 @@ class CompiledOps:
         match op:
             case Input() | EmbedAudio():
                 pass  # given before the step
+            case Repeat():
+                yield _torch_repeat(op, values[op.x], values[op.y])
+            case AttendLocal():
+                yield self._attend_local(op)
+            case AttendContext():
+                yield self._attend_context(op)
             case Keep():
                 yield _torch_keep(values[op.x], self._columns(op.y))
             case Embed():
@@ -330,6 +344,24 @@ class CompiledOps:
 
         return TorchOp(compute)
 
+    def _attend_context(self, op: AttendContext) -> TorchOp:
+        q, y = self.buffers[op.q], self.buffers[op.y]
+
+        def compute(tokens: int) -> None:
+            assert self.context is not None, "the caller gives keys and values"
+            y[:tokens] = attend_context(op, q[:tokens], self.count, self.context, self.context_rows)
+
+        return TorchOp(compute)
+
+    def _attend_local(self, op: AttendLocal) -> TorchOp:
+        layer, qkv, y = self.weights.local(op.weight), self.buffers[op.qkv], self.buffers[op.y]
+
+        def compute(tokens: int) -> None:
+            weights = layer.factors, layer.distances, op.weight.part.softcap
+            y[:tokens] = local_attention(qkv[:tokens], self.count, *weights)
+
+        return TorchOp(compute)
+
     def _linear(self, op: Linear, x: Tensor, y: Tensor) -> Iterator[cpu.Op]:
         """Yield the product, between the two operations of its adapters."""
         products, lora = _linear(self.weights.matrix(op.weight), x, y), self.adapters.layer(op.weight.name)
@@ -358,17 +390,18 @@ class CompiledOps:
             at += weight.norm.size
 
     def _causal_conv(self, op: CausalConv) -> cpu.CausalConv:
-        x, y, state = self._columns(op.x), self.buffers[op.y], self.states[op.layer][0]
+        x, y = self._columns(op.x), self.buffers[op.y]
+        state = None if op.layer is None else self.states[op.layer][0]
         weight = self.weights.parameter(op.weight)
         return cpu.CausalConv(
             x=x.data_ptr(),
             weight=weight.data_ptr(),
             bias=None if op.bias is None else self.weights.parameter(op.bias).data_ptr(),
             y=y.data_ptr(),
-            state=state.data_ptr(),
+            state=None if state is None else state.data_ptr(),
             x_stride=x.stride(0),
             y_stride=y.stride(0),
-            slot_stride=state.stride(0),
+            slot_stride=0 if state is None else state.stride(0),
             channels=weight.shape[1],
             width=weight.shape[0],
             silu=op.act == "silu",
@@ -1141,6 +1174,13 @@ def _multiply(op: Multiply, values: Buffers, factor: Tensor) -> cpu.Cap | TorchO
 
     def compute(tokens: int) -> None:
         torch.mul(x[:tokens], factor, out=y[:tokens])
+
+    return TorchOp(compute)
+
+
+def _torch_repeat(op: Repeat, x: Tensor, y: Tensor) -> TorchOp:
+    def compute(tokens: int) -> None:
+        y[:tokens].unflatten(1, (-1, op.count)).copy_(x[:tokens].unsqueeze(2))
 
     return TorchOp(compute)
 

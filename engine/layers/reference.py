@@ -14,9 +14,11 @@ from engine.kv.layout import Layout
 from engine.layers.batch import Batch, MediaRows
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.loaded import LoadedWeights, routing
+from engine.layers.local_attention import local_attention
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import gated_norm_of_ranks, normed
 from engine.layers.query_scale import query_factors
+from engine.layers.querying import attend_context
 from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
 from engine.layers.streams import computed
@@ -32,7 +34,9 @@ from engine.lowering.program import (
     AddNormalize,
     AllReduce,
     Attend,
+    AttendContext,
     AttendLatent,
+    AttendLocal,
     BlockLinear,
     Bound,
     CausalConv,
@@ -71,6 +75,7 @@ from engine.lowering.program import (
     Program,
     QKNorm,
     ReadStates,
+    Repeat,
     Rotate,
     Route,
     Scale,
@@ -93,7 +98,7 @@ from kernels.experts.routes import route
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv, write_latents
 from kernels.paged_latents import paged_latent_attention, select_paged_keys
-from kernels.recurrent.causal_conv import CAUSAL_CONV
+from kernels.recurrent.causal_conv import CAUSAL_CONV, convolved
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
 from kernels.recurrent.rg_lru import RG_LRU
@@ -331,7 +336,25 @@ def _scale(op: Scale, run: Run) -> None:
 
 
 def _clamp(op: Clamp, run: Run) -> None:
-    _columns(op.x, run).clamp_(op.low, op.high)
+    x = _columns(op.x, run)
+    most = torch.finfo(x.dtype).max
+    x.clamp_(max(op.low, -most), min(op.high, most))
+
+
+def _repeat(op: Repeat, run: Run) -> None:
+    run[op.y] = run[op.x].repeat_interleave(op.count, 1)
+
+
+def _attend_context(op: AttendContext, run: Run) -> None:
+    step = run.step
+    assert step.context is not None, "the caller gives keys and values"
+    run[op.y] = attend_context(op, run[op.q], step.count, step.context, step.context_rows)
+
+
+def _attend_local(op: AttendLocal, run: Run) -> None:
+    layer, qkv = run.weights.local(op.weight), run[op.qkv]
+    y = local_attention(qkv, run.step.count, layer.factors, layer.distances, op.weight.part.softcap)
+    run[op.y] = y.to(qkv.dtype)
 
 
 def _all_reduce(op: AllReduce, run: Run) -> None:
@@ -533,6 +556,9 @@ def _gate(op: Gate, run: Run) -> None:
 def _causal_conv(op: CausalConv, run: Run) -> None:
     weight = run.weights.parameter(op.weight)
     bias = None if op.bias is None else run.weights.parameter(op.bias)
+    if op.layer is None:
+        run[op.y] = convolved(_columns(op.x, run), weight, bias, run.step.count)
+        return
     state = run.step.states[op.layer][0]
     run[op.y], _ = CAUSAL_CONV.reference(_columns(op.x, run), weight, bias, op.act, state, *run.step.state_rows)
 
@@ -593,6 +619,9 @@ def _gated_recurrence(op: GatedRecurrence, run: Run) -> None:
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Input: _input,
     Keep: _keep,
+    Repeat: _repeat,
+    AttendLocal: _attend_local,
+    AttendContext: _attend_context,
     Embed: _embed,
     InsertMedia: _insert_media,
     ReadStates: _read_states,

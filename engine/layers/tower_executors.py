@@ -28,6 +28,8 @@ class Rows:
     count: tuple[int, ...] = ()  # patches of each frame
     windows: tuple[int, ...] = ()  # patches of each window
     angles: dict[Rope, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [patches, 1, dim]
+    context: Tensor | None = None  # keys and values of the rows of frames, which queries attend to
+    context_rows: tuple[int, ...] = ()  # rows of each frame
     keys: Tensor | None = None  # [patches] bool: the patches that others attend to; None: all of them
 
 
@@ -77,6 +79,7 @@ class TorchExecutor:
     def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
         none = x.new_empty(0)
         step = Step(none, (), (), rows.angles, rows.count, windows=rows.windows, keys=rows.keys)
+        step = replace(step, context=rows.context, context_rows=rows.context_rows)
         run = Run(self.weights, self._world, (), self.target.dtype, step, none, none)
         run[self.program.given] = x
         execute(self.program.ops, run, self._unused)
@@ -117,6 +120,7 @@ class CompiledExecutor:
             order, starts = unmasked_first(rows.count, rows.keys)
             x, angles = x[order], [(cos[order], sin[order]) for cos, sin in angles]
         buffers[self.program.given][:tokens] = x
+        self._ops.count, self._ops.context, self._ops.context_rows = rows.count, rows.context, rows.context_rows
         steps = {
             windowed: self._step(tokens, count, angles, starts)
             for windowed, count in enumerate((rows.count, rows.windows))
@@ -134,17 +138,18 @@ class CompiledExecutor:
         self, tokens: int, count: Sequence[int], angles: Sequence[tuple[Tensor, Tensor]], starts: Tensor | None
     ) -> StepData:
         """Return the data of a step whose rows have these numbers of patches. starts: of `unmasked_first`."""
-        if not count or self._ops.whole is None:
+        if not count:
             return StepData(tokens, angles=angles)
         each = torch.tensor(count)
+        rows = {"first": torch.zeros_like(each), "count": each, "slots": torch.arange(len(each))}
+        if self._ops.whole is None:
+            return StepData(tokens, angles=angles, **rows)
         ends = each.cumsum(0)
         positions = torch.arange(tokens) - (ends - each).repeat_interleave(each)
         tables, slot_mapping, pages = self._ops.whole.placed(each, positions)
         return StepData(
             tokens,
-            first=torch.zeros_like(each),
-            count=each,
-            slots=torch.arange(len(each)),
+            **rows,
             starts=starts,
             angles=angles,
             tables=tables,

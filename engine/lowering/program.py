@@ -19,6 +19,7 @@ from engine.models.parts import (
     Alibi,
     Attention,
     AudioEmbedding,
+    DistanceTable,
     Embedding,
     Experts,
     Foreign,
@@ -26,6 +27,7 @@ from engine.models.parts import (
     Indexer,
     LatentAttention,
     LayerInputs,
+    LocalAttention,
     Norm,
     Parameter,
     QueryScale,
@@ -192,7 +194,7 @@ class DistanceBias:
     """Bias of each head for each distance between a query and a key, expanded from buckets when the model is loaded.
     Layers with the same source share it."""
 
-    relative: RelativeBias
+    relative: RelativeBias | DistanceTable
     heads: int  # of all ranks
     root: str
 
@@ -204,6 +206,18 @@ class DistanceBias:
     @cached_property
     def name(self) -> str:
         return join(self.root, self.relative.source)
+
+
+@declared(frozen=True, kw_only=True)
+class LocalWeights:
+    """Factors of the queries, and projected distances, of a local attention, both in float32."""
+
+    part: LocalAttention
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, f"{self.part.scales}+{self.part.distances}")
 
 
 @declared(frozen=True, kw_only=True)
@@ -320,6 +334,7 @@ Weight = (
     | ExpertScales
     | ActivationNumbers
     | RecurrentParameter
+    | LocalWeights
     | Tables
     | TokenTable
     | Multiplier
@@ -789,6 +804,43 @@ class Keep:
 
 
 @declared(frozen=True, kw_only=True)
+class Repeat:
+    """y = each column of x, `count` times."""
+
+    x: Value
+    y: Value
+    count: int
+
+
+@declared(frozen=True, kw_only=True)
+class AttendContext:
+    """y = attention of the queries in q to keys and values that the caller gives for the rows of a frame: their columns
+    from `first` on. Without `part.source`, q also has keys and values of the queries, which they read too."""
+
+    q: Value
+    y: Value
+    part: Attention
+    first: int
+
+    @property
+    def own(self) -> bool:
+        return self.q.width > self.part.heads * self.part.head_dim
+
+    @property
+    def scale(self) -> float:
+        return float(self.part.head_dim**-0.5 if self.part.scale is None else self.part.scale)
+
+
+@declared(frozen=True, kw_only=True)
+class AttendLocal:
+    """y = attention of the queries in qkv to the keys and values of positions nearby."""
+
+    qkv: Value
+    y: Value
+    weight: LocalWeights
+
+
+@declared(frozen=True, kw_only=True)
 class Scale:
     """x *= factor."""
 
@@ -883,14 +935,14 @@ class Gate:
 @declared(frozen=True, kw_only=True)
 class CausalConv:
     """y = act(causal depthwise convolution of x), which continues the inputs in the state of the row's sequence.
-    layer: number of the recurrent layer, whose first state it is."""
+    layer: number of the recurrent layer, whose first state it is; None: rows begin with zeros, and have no state."""
 
     x: Columns
     y: Value
     weight: RecurrentParameter  # [channels, 1, conv]
     bias: RecurrentParameter | None
     act: Literal["silu", "none"]
-    layer: int
+    layer: int | None
 
 
 @declared(frozen=True, kw_only=True)
@@ -1047,6 +1099,9 @@ Op = (
     | Sparsify
     | Gate
     | Keep
+    | Repeat
+    | AttendLocal
+    | AttendContext
     | CausalConv
     | DeltaRule
     | SelectiveScan
@@ -1155,6 +1210,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
             | ExpandValues()
             | BlockLinear()
             | ForeignDecoder()
+            | AttendLocal()
         ):
             yield op.weight
 
@@ -1164,7 +1220,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
     match op:
         case Input() | Embed() | EmbedAudio() | EmbedMedia() | LookUp() | LookUpPositions() | ForeignDecoder():
             return ()
-        case Multiply() | Tanh() | PadValues() | CutHeads():
+        case Multiply() | Tanh() | PadValues() | CutHeads() | Repeat():
             return (op.x,)
         case Spread():
             return op.x, op.projected
@@ -1198,8 +1254,10 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return (op.x,)
         case Bound():
             return op.x, op.y.value  # its other columns are kept
-        case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
+        case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend() | AttendLocal():
             return (op.qkv,)
+        case AttendContext():
+            return (op.q,)
         case Route():
             return (op.logits,)
         case ScaleRoutes():
@@ -1236,7 +1294,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
     match op:
         case Predict() | Correct() | ReadStates():
             return op.y, op.x
-        case Spread() | Multiply() | PadValues() | CutHeads():
+        case Spread() | Multiply() | PadValues() | CutHeads() | Repeat() | AttendLocal() | AttendContext():
             return (op.y,)
         case Collect() | Tanh():
             return (op.x,)

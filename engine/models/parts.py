@@ -195,6 +195,21 @@ class RelativeBias:
 
 
 @declared(frozen=True, kw_only=True)
+class DistanceTable:
+    """Learned bias of each head for each distance d = position of the key - position of the query, added to the scores
+    of bidirectional attention (Phi-4's Conformer). A table has rows for -max_distance ≤ d < max_distance, or for
+    0 ≤ |d| < max_distance if it is `symmetric`. Other distances have the bias of the nearest."""
+
+    max_distance: int
+    symmetric: bool
+    source: str  # name of the layer in the checkpoint, [buckets, heads]; several attentions may share it
+
+    @property
+    def buckets(self) -> int:
+        return self.max_distance * (1 if self.symmetric else 2)
+
+
+@declared(frozen=True, kw_only=True)
 class QueryScale:
     """Factor of the queries at position p: 1 + scale · log(1 + floor((p + offset) / length))."""
 
@@ -242,7 +257,7 @@ class Attention:
     are cut (MiMo-V2-Flash). It excludes `groups`, `order` and `gated`."""
     value_scale: float = 1.0  # multiplies the values
     alibi: Alibi | None = None  # of self-attention; if it is not causal, distances have no sign: -slope · |distance|
-    relative: RelativeBias | None = None  # of self-attention without ALiBi
+    relative: RelativeBias | DistanceTable | None = None  # of self-attention without ALiBi
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
     groups: int = 1
     """If q, k and v are one tensor: its rows are in this many groups, each with an equal number of heads of q, then of
@@ -663,10 +678,53 @@ class LowRank:
     name: str = ""
 
 
+@declared(frozen=True, kw_only=True)
+class LocalAttention:
+    """Attention of a position to itself and `window` - 1 positions before it (Gemma 4's Conformer). A score is
+    c · k · q' + q' · r within ± `softcap`, where q' is q times softplus of `scales`, and r the projection `distances`
+    of sines and cosines of the distance. Every rank has all heads."""
+
+    hidden: int
+    heads: int
+    window: int
+    softcap: float
+    clipped: bool  # inputs and outputs of each projection are clipped to limits in the checkpoint
+    sources: tuple[str, str, str, str] = ("q_proj.linear", "k_proj.linear", "v_proj.linear", "post.linear")
+    scales: str = "per_dim_scale"
+    distances: str = "relative_k_proj"
+    name: str = "self_attn"
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+@declared(frozen=True, kw_only=True)
+class Convolution:
+    """Convolution of a Conformer (arXiv:2005.08100): out(act(norm(inner(c)))), where c convolves each channel of
+    u · gate_act(g) over the last `kernel` positions of a window, and `into` projects x to u and g. Every rank has all
+    channels."""
+
+    hidden: int
+    kernel: int
+    gate_act: str
+    act: str
+    into: str
+    filters: str  # of the convolution
+    out: str
+    inner: str = ""  # name of a projection; "": there is none
+    norm: RMSNorm | None = None
+    limit: float | None = None  # the input of the norm is clipped to ± this number
+    bias: bool = False
+    multiplier: int = 1  # convolutions of a channel
+    clipped: bool = False  # inputs and outputs of `into` and `out` are clipped to limits in the checkpoint
+    name: str = ""
+
+
 Recurrent = DeltaNet | KimiDelta | LightningAttention | Mamba | Mamba2 | RgLru | ShortConv
 SelfAttention = Attention | LatentAttention
 PageWriter = SelfAttention | Indexer
-Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank | Projection
+Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank | Projection | LocalAttention | Convolution
 
 
 @declared(frozen=True, kw_only=True)
@@ -706,6 +764,7 @@ class ResidualBlock:
     path: str = ""  # of its tensors below the root, if they belong to another layer, which shares them
     shortcut: Experts | None = None
     shortcut_norm: Norm | None = None
+    limit: float | None = None  # inputs of `before`, `after` and `last` are clipped to ± this number
 
 
 Block = tuple[ResidualBlock, ...]
@@ -850,43 +909,22 @@ class ChunkedAudio:
 
 
 @declared(frozen=True, kw_only=True)
-class Conformer:
-    """Encoder of a log-mel spectrogram [frames, mels] with convolutions in its blocks (arXiv:2005.08100, as changed for
-    Phi-4): x = W conv((spectrogram - mean) · scale). Convolutions of 3 · 3 with a stride of 2 divide the number of
-    frames by `reduction`. In each block:
-
-    x = x + ½ mlp(x);  x = x + attention(norm(x));  x = x + convolution(x);  x = norm(x + ½ mlp(x))
-
-    mlp          down(up y · act(gate y)), y = norm(x)
-    convolution  W₃ act(W₂ c), where c convolves each channel of (W₁ y + b₁) · act(W₀ y + b₀) over the last `kernel`
-                 positions, y = norm(x)
-    attention    among `window` positions, with a learned bias of each head for each distance up to `distances`; zeros
-                 fill the last of several windows
-
-    Every rank computes the encoder completely."""
+class SubsampledAudio:
+    """Embedding of a log-mel spectrogram [frames, mels] of a Conformer (Phi-4): x = W conv((spectrogram - mean) ·
+    scale). Convolutions of 3 · 3 with a stride of 2 divide the number of frames by `reduction`; all but the first are
+    of single channels, followed by one of single positions."""
 
     mels: int
     hidden: int
-    heads: int
-    intermediate_size: int
-    layers: int
-    act: str  # of the MLPs
-    gate_act: str  # of the gates of convolutions
-    convolution_act: str
-    embed_act: str  # of the convolutions of spectrograms
-    channels: int  # of the convolutions of spectrograms
+    act: str
+    channels: int
     reduction: int  # a power of two
-    kernel: int
-    distances: int
-    multiplier: int = 1  # convolutions of a channel
-    symmetric: bool = False  # distances have no sign
-    window: int = 500
     norm: None = None
     convolutions: tuple[str, ...] = ("embed.conv.0",)
 
     @property
     def bands(self) -> int:
-        """Bands after the convolutions of spectrograms."""
+        """Bands after the convolutions."""
         return self.reduced(self.mels)
 
     @property
@@ -894,47 +932,29 @@ class Conformer:
         return self.reduction.bit_length() - 1
 
     def reduced(self, size: int) -> int:
-        """Return the size after the convolutions of spectrograms."""
+        """Return the size after the convolutions."""
         return -(-size // self.reduction)
 
 
 @declared(frozen=True, kw_only=True)
-class LocalConformer:
-    """Conformer with local attention (arXiv:2303.01037, as changed for Gemma 4): x = W conv(spectrogram). A norm of the
-    channels and ReLU follow each of two convolutions of 3 · 3 with a stride of 2. In each block:
-
-    x = x + scale · after(mlp(before(x)));  x = x + after(attention(before(x)));
-    x = x + convolution(x);  x = x + scale · after(mlp(before(x)));  x = norm(x)
-
-    A position attends to itself and `window` - 1 positions before it. A score is q · k + q · r for the projection r of
-    sines and cosines of the distance, within ± `softcap`. A convolution is W₂ act(norm(c)), where c are convolutions of
-    each channel, over `kernel` positions up to the own one, of the first half of W₁ norm(x) times the sigmoid of the
-    second. With `clipped`, inputs and outputs of all projections but those of r and W are clipped to limits in the
-    checkpoint. Inputs of norms are clipped to ± `limit`. Every rank computes the encoder completely."""
+class NormedAudio:
+    """Embedding of a log-mel spectrogram [frames, mels] of a Conformer (Gemma 4): x = W conv(spectrogram). A norm of
+    the channels and ReLU follow each of two convolutions of 3 · 3 with a stride of 2."""
 
     hidden: int
-    heads: int
-    layers: int
-    act: str
-    channels: tuple[int, int]  # of the convolutions of spectrograms
-    kernel: int
-    window: int
-    softcap: float
-    scale: float  # of the MLPs
+    channels: tuple[int, int]
     eps: float
-    limit: float
-    clipped: bool
     norm: None = None
     convolutions: tuple[str, ...] = ("subsample_conv_projection.layer0.conv",)
 
     @property
     def bands(self) -> int:
-        """Bands after the convolutions of spectrograms."""
+        """Bands after the convolutions."""
         return self.channels[0] // 4
 
     @staticmethod
     def reduced(size: int) -> int:
-        """Return the size after the convolutions of spectrograms."""
+        """Return the size after the convolutions."""
         return -(-size // 4)
 
 
@@ -1128,6 +1148,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     transposed: bool = False
     scale: str = ""  # name of a vector, by whose elements the rows are multiplied
+    added: tuple["StoredTensor", ...] = ()  # vectors whose elements, one after another, are added to those of this one
     half: int = 0
     """Rows of half a head, if each half is rotated by itself. The second quarter of a head is exchanged with the third,
     so that the halves of the pairs are half a head apart."""
@@ -1137,7 +1158,7 @@ class StoredTensor:
 class Tower:
     """features = the outputs of the blocks `taken`, side by side."""
 
-    patches: Patches | AudioEmbedding | ChunkedAudio | Conformer | LocalConformer
+    patches: Patches | AudioEmbedding | ChunkedAudio | SubsampledAudio | NormedAudio
     """Embedding of the inputs; the parts below about grids are for patches."""
     blocks: tuple[Block, ...]
     taken: tuple[int, ...]  # numbers of blocks computed before a feature is taken; `norm` applies to all of them
@@ -1161,6 +1182,10 @@ class Tower:
     completed: int = 0
     """Side of squares of patches, for images with masks of their patches; 0: images have no masks. The unmasked part is
     completed to whole squares. The added patches attend to unmasked patches, and no patch attends to them (Phi-4)."""
+    clip_window: int = 0
+    """Positions of a clip that see one another; zeros fill the last of several windows. 0: all of them do."""
+    renamed: tuple[tuple[str, StoredTensor], ...] = ()
+    """Tensors of other shapes in the checkpoint, by the names that layers read, both within a block."""
     unread: tuple[str, ...] = ()
 
     @property

@@ -16,6 +16,7 @@ from engine.models.parts import (
     AudioEmbedding,
     Block,
     Body,
+    Convolution,
     DeltaNet,
     Dense,
     Embedding,
@@ -29,6 +30,7 @@ from engine.models.parts import (
     LayerNorm,
     LightningAttention,
     Linear,
+    LocalAttention,
     LowRank,
     Mamba,
     Mamba2,
@@ -216,6 +218,27 @@ def layer_input_linears(part: LayerInput) -> tuple[Linear, Linear]:
 def layer_inputs_linear(part: LayerInputs, hidden: int) -> Linear:
     rows = Rows(source=part.projection, units=part.layers, width=part.width)
     return Linear(rows=(rows,), inputs=hidden, split=None)
+
+
+def local_linears(part: LocalAttention) -> tuple[Linear, Linear]:
+    """Return the fused projection to q, k and v, and the output projection."""
+    *into, out = part.sources
+    rows = tuple(Rows(source=name, units=part.hidden) for name in into)
+    return (
+        Linear(rows=rows, inputs=part.hidden, split=None),
+        Linear(rows=(Rows(source=out, units=part.hidden),), inputs=part.hidden, split=None),
+    )
+
+
+def convolution_linears(part: Convolution) -> tuple[Linear, ...]:
+    """Return the projection to gate and u, that between convolution and activation if there is one, and the last."""
+    up, gate = packed(*(Rows(source=part.into, units=part.hidden) for _ in range(2)))
+    found = [Linear(rows=(gate, up), inputs=part.hidden, split=None, bias=part.bias)]  # the gate is first in memory
+    channels = part.hidden * part.multiplier
+    for name in filter(None, (part.inner, part.out)):
+        found.append(Linear(rows=(Rows(source=name, units=part.hidden),), inputs=channels, split=None, bias=part.bias))
+        channels = part.hidden
+    return tuple(found)
 
 
 def low_rank_linears(part: LowRank) -> tuple[Linear, Linear]:
@@ -449,6 +472,15 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
     return found
 
 
+def convolution_parameters(part: Convolution) -> dict[str, Parameter]:
+    """Return the filters of a convolution, and its biases if it has some."""
+    sizes = (part.hidden * part.multiplier, 1)
+    taps = replace(_parameter(f"{part.filters}.weight", sizes, inner=(1, part.kernel)), taps=True, divided=False)
+    if not part.bias:
+        return {"conv": taps}
+    return {"conv": taps, "conv_bias": replace(_parameter(f"{part.filters}.bias", sizes), divided=False)}
+
+
 def _lightning_parameters(part: LightningAttention) -> dict[str, Parameter]:
     slopes = replace(_parameter("slope_rate", (part.heads, 1)), values=part.slopes)
     return {"A": slopes, "norm": _parameter("norm.weight", (part.heads, part.head_dim))}
@@ -547,7 +579,7 @@ def sources(model: Model) -> Shapes:
     for path, block in placed_blocks(model):
         for branch in block:
             found |= branch_sources(branch, branch_path(branch, path, model.root))
-            found |= _bias_sources(branch, model.root)
+            found |= bias_sources(branch, model.root)
     if model.prediction_input is not None:
         found |= _prediction_sources(model.prediction_input, model)
     if model.norm is not None:
@@ -819,6 +851,10 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in layer_input_linears(body))
         case LowRank():
             yield from ((inside, linear) for linear in low_rank_linears(body))
+        case LocalAttention():
+            yield from ((inside, linear) for linear in local_linears(body))
+        case Convolution():
+            yield from ((inside, linear) for linear in convolution_linears(body))
         case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
             yield from ((inside, linear) for linear in recurrent_linears(body))
         case Experts():
@@ -850,7 +886,12 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                 found |= norm_sources(norm, join(path, body.name, body.indexer.name), (norm.size,))
         if isinstance(body, LowRank):
             found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
-        if isinstance(body, Attention | MLP) and body.clipped:
+        if isinstance(body, LocalAttention):
+            found[join(path, body.name, body.scales)] = (body.head_dim,)
+            found[join(path, body.name, body.distances, "weight")] = (body.hidden, body.hidden)
+        if isinstance(body, Convolution) and body.norm is not None:
+            found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
+        if isinstance(body, Attention | MLP | LocalAttention | Convolution) and body.clipped:
             of = (row.source for _, linear in _linears(body, path) for row in linear.rows)
             found |= {join(path, body.name, clipped(source), limit): (1,) for source in of for limit in LIMITS}
         if isinstance(body, MLP) and body.act == XIELU:
@@ -863,8 +904,9 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             found[join(path, body.name, body.correction)] = shape
         if isinstance(body, Experts) and body.expert_scales:
             found[join(path, body.name, body.expert_scales)] = (body.num_experts,)
-        if isinstance(body, Recurrent):
-            for parameter in (one for one in parameters(body).values() if one.values is None):
+        if isinstance(body, Recurrent | Convolution):
+            small = convolution_parameters(body) if isinstance(body, Convolution) else parameters(body)
+            for parameter in (one for one in small.values() if one.values is None):
                 height: Counter[str] = Counter()
                 for piece in parameter.rows:
                     height[piece.source] += piece.stored * piece.width
@@ -879,7 +921,7 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
     return found
 
 
-def _bias_sources(branch: ResidualBlock, root: str) -> Shapes:
+def bias_sources(branch: ResidualBlock, root: str) -> Shapes:
     """Return the tables of relative biases."""
     relative = [(body.relative, body.heads) for body in bodies(branch) if isinstance(body, Attention)]
     return {f"{join(root, one.source)}.weight": (one.buckets, heads) for one, heads in relative if one is not None}
