@@ -26,6 +26,7 @@ from engine.models.media import media_sources
 from engine.models.phi4_multimodal import declare
 from engine.weights.files import Weights
 from kernels.cpu.library import best
+from kernels.cpu.memory import HUGE
 from kernels.cpu.program import Team
 from tests.engine.adapters import merge, random_pairs, write_adapter
 from tests.engine.layers.test_footprint import compare
@@ -200,11 +201,14 @@ def test_spectrograms_are_convolved_in_blocks(family: Phi4, monkeypatch: pytest.
     assert max(sizes) <= 7 * 8 // 2
 
 
-@pytest.mark.parametrize("kernels", ["torch", "base"])
+@pytest.mark.parametrize(
+    ("kernels", "channels", "inner"), [("torch", 64, 14), ("base", 64, 14), ("base", 4, 600)], ids=str
+)
 @pytest.mark.parametrize("clips", [(700,), (4_008,), (4_008, 4_008)])
-def test_planned_memory_of_clips_is_used(kernels: str, clips: tuple[int, ...]) -> None:
-    """A short clip, and long ones, which are convolved in blocks and of which zeros fill the last window."""
-    ears = {**PHI4_EARS, "input_size": 40, "nemo_conv_channels": 64}
+def test_planned_memory_of_clips_is_used(kernels: str, clips: tuple[int, ...], channels: int, inner: int) -> None:
+    """A short clip, and long ones, which are convolved in blocks and of which zeros fill the last window. Convolutions
+    take most of the memory, or blocks do."""
+    ears = {**PHI4_EARS, "input_size": 40, "nemo_conv_channels": channels, "intermediate_size": inner}
     media = declare({"vision_config": {**EYES, "image_size": 16, "crop_size": 16}, "audio_config": ears}, 24).audio
     assert media is not None
     shapes, team = media_sources(media), Team("base", 1) if kernels == "base" else None
@@ -216,9 +220,10 @@ def test_planned_memory_of_clips_is_used(kernels: str, clips: tuple[int, ...]) -
         for _ in range(2):  # compiled kernels keep the buffers of the first step
             tower.encode(items)
     sizes = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    used = max(accumulate(sizes))
+    mapped = [one.buffer_bytes for one in tower._executors.values() if one.buffer_bytes >= HUGE]
+    used = max(accumulate(sizes)) + sum(mapped)
     planned = media_bytes(media, tokens, 0, 4)
-    most = 1.15 if team else 1.4  # torch frees buffers before the end of a step
+    most = 1.2 if team else 1.4  # torch frees buffers before the end of a step
     assert 0.95 * used <= planned <= most * used, f"{used:,} bytes are used, {planned:,} are planned"
 
 
