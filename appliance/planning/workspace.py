@@ -27,9 +27,11 @@ from engine.models.parts import (
     Attention,
     Block,
     Body,
+    Convolution,
     Indexer,
     LatentAttention,
     LayerInput,
+    LocalAttention,
     LowRank,
     Model,
     Projection,
@@ -174,10 +176,12 @@ def media_memory(model: Model, size: StepSize, element_bytes: int, ranks: int = 
         return ()
     tower, width = tower_sizes(model.media), model.media.width
     tokens = model.media.step_embeddings(size.media_tokens)
+    of_clips = tower.of_clips(tokens)
     return (
         Step("embeddings of media for further requests", number(size.media_cache), size.media_cache),
         product("embeddings of media (tokens × copies × width)", tokens, embedding_copies(ranks), width, element_bytes),
         product("tower (tokens × values of their patches)", tokens, tower.elements, element_bytes),
+        *((product("convolutions and windows of clips", of_clips, element_bytes),) if of_clips else ()),
     )
 
 
@@ -481,6 +485,8 @@ def _width(body: Body, ranks: int) -> int:
             return body.rank + body.hidden
         case Projection():
             return 2 * body.hidden
+        case LocalAttention() | Convolution():
+            raise ValueError("only towers have this part")
     # Triton stores one row per token and selected expert. torch computes the experts one by one, in float32.
     shared = 0 if body.shared is None else 3 * _own(body.shared.intermediate_size, ranks) + body.hidden
     return body.top_k * (3 * _own(body.intermediate_size, ranks) + body.hidden) + 6 * body.hidden + shared

@@ -127,12 +127,14 @@ def plan_without_tensors(plan: StepPlan) -> StepPlan:
 
 
 def block_marks(submit: Submit, block_tokens: int) -> dict[int, bytes]:
-    """Return the digests and places of the spans that overlap each block, by its number."""
+    """Return the digests and places of the spans that overlap each block, by its number. The token before a video or
+    audio clip counts too: its position differs if the item is a piece of a video with its sound."""
     marks: dict[int, bytes] = {}
     for item in submit.media:
         done = 0
         for first, count in item.spans:
-            for block in range(first // block_tokens, (first + count - 1) // block_tokens + 1):
+            begin = first if item.modality == "image" or done else max(0, first - 1)
+            for block in range(begin // block_tokens, (first + count - 1) // block_tokens + 1):
                 place = (first - block * block_tokens, count, done)
                 packed = b"".join(number.to_bytes(8, "little", signed=True) for number in place)
                 marks[block] = marks.get(block, b"") + item.digest + packed

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from engine.layers.conformer import CONFORMER_SPECTROGRAM, SPECTROGRAM, ConformerLayer, LocalConformerLayer
+from engine.layers.conformer import CONFORMER_SPECTROGRAM, SPECTROGRAM, NormedAudioLayer, SubsampledAudioLayer
 from engine.layers.linear import Read, Target
 from engine.layers.patches import Grid
-from engine.models.parts import AudioEmbedding, ChunkedAudio, Conformer, LocalConformer
+from engine.models.parts import AudioEmbedding, ChunkedAudio, NormedAudio, SubsampledAudio
 from engine.models.sources import join
 
 SPECTROGRAMS = (SPECTROGRAM, CONFORMER_SPECTROGRAM)
@@ -102,7 +102,7 @@ class ChunkedAudioLayer:
         return rows, tuple((1, 1, size) for size in sizes)
 
 
-AudioInput = AudioLayer | ChunkedAudioLayer | ConformerLayer | LocalConformerLayer
+AudioInput = AudioLayer | ChunkedAudioLayer | SubsampledAudioLayer | NormedAudioLayer
 
 
 def sinusoids(count: int, width: int) -> Tensor:
@@ -113,16 +113,16 @@ def sinusoids(count: int, width: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), 1)
 
 
-def audio_layer(part: AudioEmbedding | ChunkedAudio | Conformer | LocalConformer, root: str) -> AudioInput:
+def audio_layer(part: AudioEmbedding | ChunkedAudio | SubsampledAudio | NormedAudio, root: str) -> AudioInput:
     match part:
         case AudioEmbedding():
             return AudioLayer(part, root)
         case ChunkedAudio():
             return ChunkedAudioLayer(part, root)
-        case Conformer():
-            return ConformerLayer(part, root)
-        case LocalConformer():
-            return LocalConformerLayer(part, root)
+        case SubsampledAudio():
+            return SubsampledAudioLayer(part, root)
+        case NormedAudio():
+            return NormedAudioLayer(part, root)
 
 
 def chunk_rows(layer: AudioLayer, item: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, tuple[Grid, ...]]:

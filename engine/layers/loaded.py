@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from engine.api.errors import ConfigError
 from engine.distributed.world import World, share
 from engine.layers.audio import AudioLayer
 from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
+from engine.layers.local_attention import distance_waves
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.operations import (
@@ -26,6 +28,7 @@ from engine.lowering.operations import (
     ExpertScales,
     ForeignWeights,
     HeadMatrices,
+    LocalWeights,
     Matrix,
     Multiplier,
     NormVector,
@@ -38,7 +41,7 @@ from engine.lowering.operations import (
     Weight,
 )
 from engine.lowering.program import Program
-from engine.models.parts import Attention, Experts, RelativeBias
+from engine.models.parts import Attention, DistanceTable, Experts, RelativeBias
 from engine.models.ranks import row_runs
 from engine.models.sources import XIELU_NUMBERS, join
 from engine.weights.slot import fused, slots
@@ -139,11 +142,35 @@ class SlopedBiases:
         self.biases = (-slopes * distance).to(target.device)
 
 
-def distance_buckets(part: RelativeBias) -> Tensor:
+class LocalLayer:
+    """Weights of a local attention. factors: of the queries, [head_dim] fp32; distances: [window, heads, head_dim]
+    fp32, the farthest first."""
+
+    factors: Tensor
+    distances: Tensor
+
+    def __init__(self, weight: LocalWeights) -> None:
+        self.part, self.path = weight.part, weight.path
+
+    def load(self, read: Read, target: Target) -> None:
+        part = self.part
+        scales, projection = (
+            read(join(self.path, name)).to(target.device, torch.float32)
+            for name in (part.scales, f"{part.distances}.weight")
+        )
+        self.factors = softplus(scales) * (part.head_dim**-0.5 / math.log(2))
+        projected = distance_waves(part.window, part.hidden).to(target.device) @ projection.T
+        self.distances = projected.unflatten(1, (part.heads, part.head_dim))
+
+
+def distance_buckets(part: RelativeBias | DistanceTable) -> Tensor:
     """Return the bucket of each distance -max_distance … max_distance, int64.
 
     The logarithm is in float32, as in the model's training code: the last digit decides at the limits of buckets."""
     distance = torch.arange(-part.max_distance, part.max_distance + 1)
+    if isinstance(part, DistanceTable):
+        nearest = distance.clamp(1 - part.max_distance if part.symmetric else -part.max_distance, part.max_distance - 1)
+        return nearest.abs() if part.symmetric else nearest + part.max_distance
     if part.bidirectional:
         count, apart = part.buckets // 2, distance.abs()
         after = (distance > 0).long() * count
@@ -282,6 +309,7 @@ Loadable = (
     | MultiplierLayer
     | AudioLayer
     | BoundsLayer
+    | LocalLayer
 )
 
 
@@ -386,6 +414,11 @@ class LoadedWeights:
         low, high = found.limits
         return low, high
 
+    def local(self, weight: LocalWeights) -> LocalLayer:
+        found = self.by_name[weight.name]
+        assert isinstance(found, LocalLayer), f"{weight.name} are weights of a local attention"
+        return found
+
     def audio(self, weight: AudioWeights) -> AudioLayer:
         found = self.by_name[weight.name]
         assert isinstance(found, AudioLayer), f"{weight.name} embeds spectrograms"
@@ -463,6 +496,8 @@ def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> L
                 return AudioLayer(audio, root)
             case Bounds():
                 return BoundsLayer(weight)
+            case LocalWeights():
+                return LocalLayer(weight)
             case ForeignWeights():
                 raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):

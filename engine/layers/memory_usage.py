@@ -24,6 +24,7 @@ from engine.layers.loaded import (
     HeadWeights,
     Loadable,
     LoadedWeights,
+    LocalLayer,
     MultiplierLayer,
     ParameterLayer,
     Sinks,
@@ -109,8 +110,7 @@ def _tower_tensors(towers: Towers | None) -> Iterator[tuple[str, Tensor]]:
             *(tensor for both in tower.ends.values() for tensor in both),
             *(() if tower.audio is None else tower.audio.tensors),
         )
-        heads = (tensor for head in tower.heads.values() for tensor in head.tensors)
-        yield from (("tower", tensor) for tensor in (*own, *heads) if tensor is not None)
+        yield from (("tower", tensor) for tensor in (*own, *tower.queries.values()) if tensor is not None)
         for layer in tower.layers:
             yield from (("tower", tensor) for _, tensor in _loaded("tower", layer))
 
@@ -139,6 +139,8 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "attention", layer.slopes
         case BiasLayer() | SlopedBiases():
             yield "attention", layer.biases
+        case LocalLayer():
+            yield from (("attention", tensor) for tensor in (layer.factors, layer.distances))
         case TokenRows():
             yield "embedding", layer.table
         case MultiplierLayer():

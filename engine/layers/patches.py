@@ -200,6 +200,19 @@ def windows(grid: Grid, side: int, window: int) -> tuple[Tensor, tuple[int, ...]
     return order, tuple(len(piece) * unit for piece in pieces) * frames
 
 
+def in_windows(x: Tensor, count: Sequence[int], size: int) -> tuple[Tensor, tuple[int, ...], Tensor]:
+    """Divide clips into windows of `size` positions, of which zeros fill the last one; a shorter clip is a window of
+    its own. count: positions of each clip. Returns the rows, the positions of each window, and whether each row was
+    added, [rows] bool."""
+    pieces, sizes, added = list[Tensor](), list[int](), list[Tensor]()
+    for piece in torch.split(x, list(count)):
+        rest = -len(piece) % size if len(piece) > size else 0
+        pieces.append(torch.nn.functional.pad(piece, (0, 0, 0, rest)))
+        sizes += [size] * (len(pieces[-1]) // size) if len(piece) > size else [len(piece)]
+        added.append(torch.arange(len(piece) + rest, device=x.device) >= len(piece))
+    return torch.cat(pieces), tuple(sizes), torch.cat(added)
+
+
 def joined(x: Tensor, grids: Sequence[Grid], side: int, is_ordered: bool) -> tuple[Tensor, tuple[Grid, ...]]:
     """Return the rows of each square of side · side patches, [squares, side · side, columns], and the grids of squares.
     Patches beyond the last whole square are left out. is_ordered: the rows are in the order of squares."""

@@ -29,6 +29,8 @@ class Step:
     states: LayerStates = ()
     state_rows: tuple[Tensor, ...] = ()  # query_start, slots and first of the rows (kernels/recurrent/common.py)
     windows: tuple[int, ...] = ()  # patches of each window of a tower
+    context: Tensor | None = None  # keys and values of the rows of frames, for learned queries of a tower
+    context_rows: tuple[int, ...] = ()  # rows of each frame
     keys: Tensor | None = None  # [patches] bool: patches of a tower that others attend to; None: all of them
 
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from engine.api.media import BESIDE_IMAGES
 from engine.distributed.world import World
-from engine.layers.attention_pool import AttentionPoolLayer
 from engine.layers.audio import AudioInput, audio_layer
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import Loadable
@@ -19,6 +18,7 @@ from engine.layers.patches import (
     completed_positions,
     grid_angles,
     grid_positions,
+    in_windows,
     joined,
     masked_rows,
     pixel_rows,
@@ -26,17 +26,14 @@ from engine.layers.patches import (
     unmasked,
     windows,
 )
-from engine.layers.perceiver import PerceiverLayer
-from engine.layers.qformer import QFormerLayer
-from engine.layers.resampler import ResamplerLayer
+from engine.layers.querying import query_counts, squares
 from engine.layers.tiles import arranged, joined_tiles, pooled_frames, tile_layout
 from engine.layers.tower_executors import NO_ROWS, Rows, executor
-from engine.layers.window_merge import WindowMergeLayer
 from engine.lowering.measures import attends
 from engine.lowering.program import Program
+from engine.lowering.querying import QueryProgram
 from engine.lowering.tower import ProjectorProgram, lower_tower
 from engine.models.media import (
-    AttentionPool,
     AveragePool,
     AverageRows,
     ClassRow,
@@ -45,34 +42,17 @@ from engine.models.media import (
     Media,
     Merge,
     Patches,
-    Perceiver,
-    QFormer,
     Querying,
     Resampler,
     Tiles,
     WindowMerge,
     media_tensors,
     pooling_heads,
+    query_table,
     tile_vectors,
 )
 from engine.models.parts import Rope
 from engine.models.sources import join
-
-QueryingLayer = AttentionPoolLayer | ResamplerLayer | QFormerLayer | PerceiverLayer | WindowMergeLayer
-
-
-def _querying(part: Querying, path: str) -> QueryingLayer:
-    match part:
-        case AttentionPool():
-            return AttentionPoolLayer(part, path)
-        case Resampler():
-            return ResamplerLayer(part, path)
-        case QFormer():
-            return QFormerLayer(part, path)
-        case Perceiver():
-            return PerceiverLayer(part, path)
-        case WindowMerge():
-            return WindowMergeLayer(part, path)
 
 
 @dataclass(frozen=True)
@@ -93,6 +73,7 @@ class TowerModel:
     class_token: Tensor | None = None  # [hidden]
     newline: Tensor | None = None  # [hidden of the text model]
     standard: tuple[Tensor, ...] = ()  # `Tower.standard`, [hidden] each
+    queries: dict[Querying, Tensor]  # learned queries of each step that has some, [queries, hidden]
     ends: dict[JoinTiles, tuple[Tensor, Tensor]]  # the vectors of each step that joins tiles, [width] each
 
     def __init__(self, media: Media, world: World, target: Target) -> None:
@@ -105,7 +86,7 @@ class TowerModel:
         if not isinstance(media.tower.patches, Patches):
             self.audio = audio_layer(media.tower.patches, media.tower.root)
         self.ends = {}
-        self.heads = {part: _querying(part, path) for part, path in pooling_heads(media)}
+        self.queries = {}
         masked = self.program.tower if media.tower.completed else None
         self._executors = {id(one): executor(one, world, target, masked=one is masked) for one in self.program.programs}
 
@@ -126,6 +107,8 @@ class TowerModel:
             if found.scale:
                 factors = read(found.scale).float()
                 tensor = tensor.float() * (factors if tensor.ndim == 1 else factors.unsqueeze(1))
+            if found.added:
+                tensor = tensor.float() + torch.cat([read(one.name).float().flatten() for one in found.added])
             if found.half:
                 heads = tensor.unflatten(0, (-1, 2, 2, found.half // 2))
                 return heads.transpose(1, 2).flatten(0, 3)
@@ -145,8 +128,8 @@ class TowerModel:
         self.standard = tuple(kept(join(tower.root, name)) for name in tower.standard or ())
         for one in self._executors.values():
             one.load(stored)
-        for head in self.heads.values():
-            head.load(read, self.target)
+        tables = ((part, query_table(part, path)) for part, path in pooling_heads(self.media))
+        self.queries = {part: kept(name).view(-1, part.hidden) for part, name in tables if name}
         self.ends = {
             step: (kept(join(path, step.row_end)).flatten(), kept(join(path, step.between)).flatten())
             for step, path in tile_vectors(self.media)
@@ -209,7 +192,7 @@ class TowerModel:
     @property
     def _adds_class(self) -> bool:
         """Embeddings of a grid include that of the class token."""
-        return self.media.tower.keeps_class and not self.media.is_vector and not self.heads
+        return self.media.tower.keeps_class and not self.media.is_vector and not pooling_heads(self.media)
 
     def _features(self, pixels: Tensor, grids: Sequence[Grid], kept: Sequence[Grid]) -> Tensor:
         """Return the features of the patches, [patches, width of the features]. kept: grids of unmasked patches;
@@ -237,13 +220,18 @@ class TowerModel:
             if self.class_token is not None:
                 places = [place for one in places for place in self._with_origin(one, tower.rope.first)]
             angles[tower.rope.rope] = grid_angles(tower.rope, torch.cat(places).to(device))
+        padded: Tensor | None = None
+        if tower.clip_window:
+            x, count, padded = in_windows(x, count, tower.clip_window)
         if tower.window:
             order, counts = self._windows(grids)
             x = x[order]
             angles = {rope: (cos[order], sin[order]) for rope, (cos, sin) in angles.items()}
-        features = self._executors[id(self.program.tower)].run(x, Rows(count, counts, angles, keys))
+        features = self._executors[id(self.program.tower)].run(x, Rows(count, counts, angles, keys=keys))
         if order is not None:
             features = features[order.argsort()]
+        if padded is not None:
+            features = features[~padded]
         if self.standard:
             bias, scale = (one.float() for one in self.standard)
             features = ((features.float() * tower.factor - bias) * scale).to(features.dtype)
@@ -287,17 +275,21 @@ class TowerModel:
             first += len(order)
         return torch.cat(orders).to(self.target.device), tuple(counts)
 
-    def _queried(self, layer: QueryingLayer, x: Tensor, grids: tuple[Grid, ...]) -> tuple[Tensor, tuple[Grid, ...]]:
-        """Return the rows of queries that attend to those of each frame."""
-        more = int(self.media.tower.keeps_class)
-        frames = torch.split(x, [high * wide + more for count, high, wide in grids for _ in range(count)])
-        match layer:
-            case ResamplerLayer() | WindowMergeLayer():
-                return layer(frames, grids)
-            case QFormerLayer() | PerceiverLayer():
-                return layer(frames), tuple((of[0], 1, layer.part.queries) for of in grids)
-            case AttentionPoolLayer():
-                return layer(frames), tuple((of[0], 1, 1) for of in grids)
+    def _queried(self, stage: QueryProgram, x: Tensor, grids: tuple[Grid, ...]) -> tuple[Tensor, tuple[Grid, ...]]:
+        """Return the rows of queries that attend to those of each frame, or those of merged squares."""
+        context, program, part = self._executors[id(stage.context)], self._executors[id(stage.program)], stage.part
+        if isinstance(part, WindowMerge):
+            rows = squares(x, grids, part.side)
+            rows = context.run(rows, Rows((part.rows,) * (len(rows) // part.rows))).unflatten(0, (-1, part.rows))
+            merged = tuple((frames, high // part.side, wide // part.side) for frames, high, wide in grids)
+            return program.run(rows.flatten(1)) + rows.mean(1), merged
+        counts, more, table = query_counts(part, grids), int(self.media.tower.keeps_class), self.queries[part]
+        frames_of = tuple(high * wide + more for frames, high, wide in grids for _ in range(frames))
+        queries = torch.cat([table[:number] for number in counts])
+        found = program.run(queries, Rows(tuple(counts), context=context.run(x), context_rows=frames_of))
+        if isinstance(part, Resampler):
+            return found, tuple((1, 1, number) for number in counts)
+        return found, tuple((frames, 1, counts[0]) for frames, _, _ in grids)
 
     def _projected(
         self, part: ProjectorProgram, features: Tensor, grids: tuple[Grid, ...], layouts: Sequence[tuple[int, int]]
@@ -322,8 +314,8 @@ class TowerModel:
                 case ClassRow():
                     frames = torch.split(x, [high * wide + 1 for count, high, wide in grids for _ in range(count)])
                     x, grids = torch.stack([frame[0] for frame in frames]), tuple((of[0], 1, 1) for of in grids)
-                case AttentionPool() | Resampler() | QFormer() | Perceiver() | WindowMerge():
-                    x, grids = self._queried(self.heads[stage], x, grids)
+                case QueryProgram():
+                    x, grids = self._queried(stage, x, grids)
                 case Program():
                     frames_of = tuple(high * wide for count, high, wide in grids for _ in range(count))
                     x = self._executors[id(stage)].run(x, Rows(frames_of) if attends(stage.ops) else NO_ROWS)

@@ -31,6 +31,8 @@ class Rows:
     count: tuple[int, ...] = ()  # patches of each frame
     windows: tuple[int, ...] = ()  # patches of each window
     angles: dict[Rope, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [patches, 1, dim]
+    context: Tensor | None = None  # keys and values of the rows of frames, which queries attend to
+    context_rows: tuple[int, ...] = ()  # rows of each frame
     keys: Tensor | None = None  # [patches] bool: the patches that others attend to; None: all of them
 
 
@@ -54,11 +56,10 @@ class Executor(Protocol):
 
 
 def executor(program: Program, world: World, target: Target, *, masked: bool = False) -> Executor:
-    """Return the executor for the kernels of the target. masked: patches that others do not attend to, which compiled
-    kernels do not support."""
-    if target.team is None or masked:
-        return TorchExecutor(program, world, replace(target, team=None))
-    return CompiledExecutor(program, world, target, target.team)
+    """Return the executor for the kernels of the target. masked: there may be patches that others do not attend to."""
+    if target.team is None:
+        return TorchExecutor(program, world, target)
+    return CompiledExecutor(program, world, target, target.team, masked=masked)
 
 
 class TorchExecutor:
@@ -81,6 +82,7 @@ class TorchExecutor:
     def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
         none = x.new_empty(0)
         step = Step(none, (), (), rows.angles, rows.count, windows=rows.windows, keys=rows.keys)
+        step = replace(step, context=rows.context, context_rows=rows.context_rows)
         run = Run(self.weights, self._world, (), self.target.dtype, step, none, none)
         run[self.program.given] = x
         execute(self.program.ops, run, self._unused)
@@ -88,13 +90,16 @@ class TorchExecutor:
 
 
 class CompiledExecutor:
-    """Runs a program in segments: blocks with attention among the patches of a frame, and of a window."""
+    """Runs a program in segments: blocks with attention among the patches of a frame, and of a window. With masks, the
+    patches that others attend to come first in their frame, like the encoder input that cross-attention reads."""
 
-    def __init__(self, program: Program, world: World, target: Target, team: Team) -> None:
+    def __init__(self, program: Program, world: World, target: Target, team: Team, *, masked: bool) -> None:
         self.program, self.target, self.team = program, target, team
         self.weights: LoadedWeights = unloaded(program, None, world)
         collective = world.collective if isinstance(world, Shared) else None
         self._ops = CompiledOps(program, self.weights, (), team, collective)
+        if masked:
+            self._ops.ops = tuple(replace(op, cross=True) if isinstance(op, Attend) else op for op in self._ops.ops)
         self._segments: list[tuple[bool, list[Region | TorchOp]]] = []
         self._tokens = 0
 
@@ -113,10 +118,15 @@ class CompiledExecutor:
         tokens, buffers = len(x), self._ops.buffers
         if tokens > self._tokens:
             self._fit(tokens)
+        angles, order, starts = [rows.angles[rope] for rope in self.program.ropes], None, None
+        if rows.keys is not None:
+            order, starts = unmasked_first(rows.count, rows.keys)
+            x, angles = x[order], [(cos[order], sin[order]) for cos, sin in angles]
         buffers[self.program.given][:tokens] = x
-        angles = [rows.angles[rope] for rope in self.program.ropes]
+        self._ops.count, self._ops.context, self._ops.context_rows = rows.count, rows.context, rows.context_rows
         steps = {
-            windowed: self._step(tokens, count, angles) for windowed, count in enumerate((rows.count, rows.windows))
+            windowed: self._step(tokens, count, angles, starts)
+            for windowed, count in enumerate((rows.count, rows.windows))
         }
         for windowed, segment in self._segments:
             for part in segment:
@@ -124,21 +134,26 @@ class CompiledExecutor:
                     self.team.run(part.program, steps[windowed])
                 else:
                     part.compute(tokens)
-        return buffers[self.program.out][:tokens]
+        out = buffers[self.program.out][:tokens]
+        return out if order is None else out[order.argsort()]
 
-    def _step(self, tokens: int, count: Sequence[int], angles: Sequence[tuple[Tensor, Tensor]]) -> StepData:
-        """Return the data of a step whose rows have these numbers of patches."""
-        if not count or self._ops.whole is None:
+    def _step(
+        self, tokens: int, count: Sequence[int], angles: Sequence[tuple[Tensor, Tensor]], starts: Tensor | None
+    ) -> StepData:
+        """Return the data of a step whose rows have these numbers of patches. starts: of `unmasked_first`."""
+        if not count:
             return StepData(tokens, angles=angles)
         each = torch.tensor(count)
+        rows = {"first": torch.zeros_like(each), "count": each, "slots": torch.arange(len(each))}
+        if self._ops.whole is None:
+            return StepData(tokens, angles=angles, **rows)
         ends = each.cumsum(0)
         positions = torch.arange(tokens) - (ends - each).repeat_interleave(each)
         tables, slot_mapping, pages = self._ops.whole.placed(each, positions)
         return StepData(
             tokens,
-            first=torch.zeros_like(each),
-            count=each,
-            slots=torch.arange(len(each)),
+            **rows,
+            starts=starts,
             angles=angles,
             tables=tables,
             slot_mapping=slot_mapping,
@@ -153,6 +168,14 @@ class CompiledExecutor:
         for windowed, ops in _segments(self._ops.ops):
             made = [one for op in ops for one in structures(op, self._ops)]
             self._segments.append((windowed, regions(made, keep_alive)))
+
+
+def unmasked_first(count: Sequence[int], keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the order of patches in which those that others attend to come first in their frame, and their number in
+    each frame, int64. count: patches of each frame; keys: of `Rows`."""
+    frames = torch.arange(len(count)).repeat_interleave(torch.tensor(count))
+    order = (2 * frames + (~keys).long()).argsort(stable=True)
+    return order, torch.zeros(len(count), dtype=torch.int64).index_add_(0, frames, keys.long())
 
 
 def _segments(ops: Sequence[Op]) -> Iterator[tuple[bool, list[Op]]]:

@@ -5,9 +5,9 @@ A package registers an entry point of the group `slipway.executors`, with the na
     [project.entry-points."slipway.executors"]
     toy = "toy_executor:FUNCTIONS"
 
-The value maps operations (classes of engine/lowering/program.py) to functions of the operation and the values of a step
-(`Run` in engine/layers/reference.py). Operations that it leaves out are executed by torch. Its module is imported only
-by an engine whose configuration names it.
+The value maps operations (engine/lowering/operations) to functions of the operation and the values of a step (`Run` in
+engine/layers/reference/run.py). Operations that it leaves out are executed by torch. Its module is imported only by an
+engine whose configuration names it.
 """
 
 from collections.abc import Callable, Mapping

@@ -28,6 +28,7 @@ from engine.lowering.operations import (
     ExpertScales,
     ForeignWeights,
     HeadMatrices,
+    LocalWeights,
     Matrix,
     Multiplier,
     NormVector,
@@ -240,7 +241,7 @@ class _Footprint:
                         Holding("embedding", name, self.to.dtype, (math.prod(shape), self.to.element_bytes))
                         for name, shape in audio_sources(weight.embed, weight.root).items()
                     )
-                case Bounds():
+                case Bounds() | LocalWeights():
                     raise ValueError(f"{weight.name}: no memory is planned for it outside of a tower")
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
@@ -262,13 +263,10 @@ class _Footprint:
         stored, to = media_tensors(media), self.to
         infos = {name: self.tensors[one.name] for name, one in stored.items() if one.name in self.tensors}
         alone = replace(to, bits="stored", rank=0, ranks=1, triton=False)
-        compiled, plain = (_Footprint(self.model, infos, None, one) for one in (alone, replace(alone, tiling=None)))
+        inner = _Footprint(self.model, infos, None, alone)
         for name in unlowered_tensors(media):
             yield Holding("tower", name, to.dtype, (math.prod(stored[name].shape), to.element_bytes))
-        lowered = lower_tower(media)
-        for program in lowered.programs:
-            # Torch computes a tower whose patches have masks.
-            inner = plain if program is lowered.tower and media.tower.completed else compiled
+        for program in lower_tower(media).programs:
             for weight in program.weights:
                 match weight:
                     case Matrix():
@@ -279,6 +277,13 @@ class _Footprint:
                         found = inner._qk_norm(part, path)
                     case Bounds():
                         found = (Holding("norms", weight.name, "float32", (2, 4)),)
+                    case DistanceBias(heads=heads, width=width):
+                        found = (Holding("attention", weight.name, "float32", (heads, width, 4)),)
+                    case LocalWeights(part=local):
+                        sizes = local.head_dim + local.window * local.hidden
+                        found = (Holding("attention", weight.name, "float32", (sizes, 4)),)
+                    case RecurrentParameter(parameter=parameter):
+                        found = (inner._parameter(parameter, weight.name),)
                     case _:
                         raise ValueError(f"{weight.name}: no memory is planned for it in a tower")
                 yield from (one._replace(part="tower", weight=weight.name) for one in found)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 from statistics import NormalDist
 
 from engine.lowering.operations import (
@@ -15,9 +16,11 @@ from engine.lowering.operations import (
     AlibiSlopes,
     Attend,
     AttendLatent,
+    AttendLocal,
     AudioWeights,
     Bound,
     Bounds,
+    CausalConv,
     Clamp,
     Collect,
     Columns,
@@ -41,6 +44,7 @@ from engine.lowering.operations import (
     InsertMedia,
     Keep,
     Linear,
+    LocalWeights,
     LookUp,
     LookUpPositions,
     Matrix,
@@ -58,6 +62,7 @@ from engine.lowering.operations import (
     QKNormVectors,
     ReadStates,
     RecurrentParameter,
+    Repeat,
     Rotate,
     Route,
     ScaleQueries,
@@ -83,6 +88,7 @@ from engine.models.parts import (
     MLP,
     Attention,
     AudioEmbedding,
+    Convolution,
     Encoder,
     Experts,
     FusedStates,
@@ -90,6 +96,7 @@ from engine.models.parts import (
     LatentAttention,
     LayerInput,
     LayerInputs,
+    LocalAttention,
     LowRank,
     Model,
     PredictionInput,
@@ -110,11 +117,14 @@ from engine.models.sources import (
     branch_path,
     clipped,
     coefficient_linears,
+    convolution_linears,
+    convolution_parameters,
     indexer_linears,
     join,
     latent_linears,
     layer_input_linears,
     layer_inputs_linear,
+    local_linears,
     low_rank_linears,
     mlp_linears,
     prediction_linear,
@@ -193,6 +203,11 @@ class PartLowering:
         if part.side == "pair":
             read = self.pair
         if part.before is not None:
+            if part.limit is not None:
+                limited = Value(name="limited", width=read.width)
+                yield Keep(x=read, y=whole(limited))
+                yield _limited(limited, part.limit)
+                read = limited
             yield self.norm(part.before, path, read, self.normed)
             read = self.normed
         if part.shortcut is not None:
@@ -213,10 +228,14 @@ class PartLowering:
             if number > 0:
                 yield Add(x=self.out, y=y, scale=scales[number] / scales[0])
         if part.after is not None:
+            if part.limit is not None:
+                yield _limited(self.out, part.limit)
             yield self.norm(part.after, path, self.out, self.out)
         yield Add(x=self.x, y=self.out, scale=part.scale * scales[0])
         yield from scaled(whole(self.x), part.factor)
         if part.last is not None:
+            if part.limit is not None:
+                yield _limited(self.x, part.limit)
             yield self.norm(part.last, path, self.x, self.x)
         if part.multiplier:
             yield Multiply(x=self.x, y=self.x, weight=Multiplier(name=join(path, part.multiplier)))
@@ -237,6 +256,10 @@ class PartLowering:
                 yield from self._layer_input(body, join(path, body.name), read, y)
             case LowRank():
                 yield from self._low_rank(body, join(path, body.name), read, y)
+            case LocalAttention():
+                yield from self._local_attention(body, join(path, body.name), read, y)
+            case Convolution():
+                yield from self._convolution(body, join(path, body.name), read, y)
             case Projection():
                 yield Linear(x=read, y=y, weight=Matrix(linear=projection_linear(body), path=path, part="mlp"))
 
@@ -267,6 +290,39 @@ class PartLowering:
         yield Linear(x=narrow, y=y, weight=up)
         yield self.norm(part.norm, path, y, y)
         yield Add(x=y, y=x)
+
+    def _local_attention(self, part: LocalAttention, path: str, x: Value, y: Value) -> Iterator[Op]:
+        into, out = (Matrix(linear=linear, path=path, part="attention") for linear in local_linears(part))
+        qkv, attended = Value(name="qkv", width=3 * part.hidden), Value(name="attended", width=part.hidden)
+        yield from self._clipped(x, qkv, into) if part.clipped else (Linear(x=x, y=qkv, weight=into),)
+        yield AttendLocal(qkv=qkv, y=attended, weight=LocalWeights(part=part, path=path))
+        yield from self._clipped(attended, y, out) if part.clipped else (Linear(x=attended, y=y, weight=out),)
+
+    def _convolution(self, part: Convolution, path: str, x: Value, y: Value) -> Iterator[Op]:
+        into, *inner, out = (Matrix(linear=linear, path=path, part="mlp") for linear in convolution_linears(part))
+        of = {role: RecurrentParameter(parameter=one, path=path) for role, one in convolution_parameters(part).items()}
+        wide, gated = Value(name="up", width=2 * part.hidden), Value(name="activated", width=part.hidden)
+        gate, up = split(wide, part.hidden, part.hidden)
+        yield from self._clipped(x, wide, into) if part.clipped else (Linear(x=x, y=wide, weight=into),)
+        if part.gate_act == "sigmoid":
+            yield Gate(x=up, gate=gate, y=gated, act="sigmoid")
+        else:
+            yield Activation(x=wide, y=gated, act=part.gate_act, gated=True)
+        read, channels = gated, part.hidden * part.multiplier
+        if part.multiplier > 1:
+            read = Value(name="repeated", width=channels)
+            yield Repeat(x=gated, y=read, count=part.multiplier)
+        conved = Value(name="conved", width=channels)
+        yield CausalConv(x=whole(read), y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="none", layer=None)
+        for matrix in inner:
+            read, conved = conved, Value(name="inner", width=part.hidden)
+            yield Linear(x=read, y=conved, weight=matrix)
+        if part.norm is not None:
+            if part.limit is not None:
+                yield _limited(conved, part.limit)
+            yield self.norm(part.norm, path, conved, conved)
+        yield Activation(x=conved, y=gated, act=part.act, gated=False)
+        yield from self._clipped(gated, y, out) if part.clipped else (Linear(x=gated, y=y, weight=out),)
 
     def _layer_input(self, part: LayerInput, path: str, x: Value, y: Value) -> Iterator[Op]:
         gate, up = (Matrix(linear=linear, path=path, part="mlp") for linear in layer_input_linears(part))
@@ -348,11 +404,12 @@ class PartLowering:
         """Project x. The inputs and outputs of each source of the matrix are clipped to bounds of their own."""
         assert self.ranks == 1, "only towers have such projections, and every rank has the whole tower"
         given, first = Value(name=f"clipped_inputs_{x.width}", width=x.width), 0
-        for row in matrix.linear.rows:
-            path, width = join(matrix.path, clipped(row.source)), row.units * row.width
+        for source, group in groupby(matrix.linear.rows, lambda row: row.source):
+            rows = tuple(group)
+            path, width = join(matrix.path, clipped(source)), sum(row.units * row.width for row in rows)
             own = Value(name=f"clipped_outputs_{width}", width=width)
             yield Bound(x=x, y=whole(given), weight=Bounds(path=path, side="input"))
-            yield Linear(x=given, y=own, weight=replace(matrix, linear=replace(matrix.linear, rows=(row,))))
+            yield Linear(x=given, y=own, weight=replace(matrix, linear=replace(matrix.linear, rows=rows)))
             to = Columns(value=y, first=first, width=width)
             yield Bound(x=own, y=to, weight=Bounds(path=path, side="output"))
             first += width
@@ -767,3 +824,7 @@ def _clamped(wide: Value, limits: tuple[float, float] | None) -> Iterator[Clamp]
         gate, up = split(wide, wide.width // 2, wide.width // 2)
         yield Clamp(x=gate, low=-math.inf, high=limits[0])
         yield Clamp(x=up, low=-limits[1], high=limits[1])
+
+
+def _limited(value: Value, limit: float) -> Clamp:
+    return Clamp(x=whole(value), low=-limit, high=limit)

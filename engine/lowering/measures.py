@@ -8,6 +8,7 @@ from engine.lowering.operations import (
     Activation,
     Attend,
     AttendLatent,
+    AttendLocal,
     BlockLinear,
     Clamp,
     Combine,
@@ -96,6 +97,9 @@ def attention_operations(ops: Iterable[Op], length: int) -> int:
     for op in ops:
         if isinstance(op, Attend | AttendLatent):
             total += 2 * reached(op, length) * op.heads * (op.key_dim + op.value_dim)
+        if isinstance(op, AttendLocal):
+            part = op.weight.part
+            total += 2 * min(length, part.window) * 3 * part.hidden  # also of the distances
         if isinstance(op, SelectKeys):
             total += 2 * length * op.part.heads * op.part.head_dim
     return total

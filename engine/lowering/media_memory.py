@@ -4,10 +4,12 @@ The tower of a step has the patches of up to `step_tokens` embeddings. A single 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.lowering.measures import attends, attention_operations, buffer_widths, multiplied
+from engine.lowering.operations import AttendContext, AttendLocal
 from engine.lowering.program import Program
+from engine.lowering.querying import QueryProgram
 from engine.lowering.tower import Stage, TowerProgram, lower_tower
 from engine.models.parts import (
     AttentionPool,
@@ -16,17 +18,22 @@ from engine.models.parts import (
     AverageRows,
     ChunkedAudio,
     ClassRow,
-    Conformer,
     JoinRows,
-    LocalConformer,
+    LocalAttention,
     Media,
     Merge,
+    NormedAudio,
     Perceiver,
     QFormer,
     Querying,
     Resampler,
+    SubsampledAudio,
     WindowMerge,
 )
+
+CONVOLVED_POSITIONS = 256
+"""Positions of a clip whose spectrogram is convolved at once (Phi-4). The first convolution of a long clip would take
+gigabytes: it has 160 times as many numbers as the hidden states."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,25 @@ class TowerSizes:
 
     patches: int
     elements: int  # of all buffers, keys and values of a layer, and pixels
+    convolved: int = 0  # elements of a position of a clip while its spectrogram is convolved
+    clip_window: int = 0  # `Tower.clip_window`
+    row: int = 0  # elements of a position that fills a window
+
+    def of_clips(self, tokens: int) -> int:
+        """Return the elements of a step with this many embeddings that are not in proportion to them: of convolutions,
+        and of the positions that fill the last windows of clips."""
+        filled = tokens // (self.clip_window + 1) * (self.clip_window - 1) if self.clip_window else 0
+        return min(tokens, CONVOLVED_POSITIONS + 1) * self.convolved + filled * self.row
 
 
 def tower_sizes(media: Media) -> TowerSizes:
     """Return the sizes for an embedding: the sums over all towers. All buffers of a program are counted, although torch
     frees them earlier."""
     each = [_sizes(one) for one in media.towers]
-    return TowerSizes(max((one.patches for one in each), default=0), sum(one.elements for one in each))
+    last = each[-1] if each else TowerSizes(0, 0)  # the tower of audio, if there is one
+    return replace(
+        last, patches=max((one.patches for one in each), default=0), elements=sum(one.elements for one in each)
+    )
 
 
 def _sizes(media: Media) -> TowerSizes:
@@ -52,13 +71,21 @@ def _sizes(media: Media) -> TowerSizes:
     for projector in tower.projectors:
         rows = patches
         for stage in projector.stages:
+            before, rows = rows, rows // _rows(stage)
             if isinstance(stage, Program):
                 elements += max(1, rows) * _elements(stage)
+            elif isinstance(stage, QueryProgram):
+                # The rows of squares are copied, or keys and values beside those of the queries.
+                elements += before * (_elements(stage.context) + stage.context.out.width)
+                elements += max(1, rows) * (_elements(stage.program) + stage.part.hidden)
             else:
-                rows //= _rows(stage)
-                copies = 3 if isinstance(stage, Querying) else 1  # rows, keys and values
-                elements += rows * _rows(stage) * projector.width * copies
-    return TowerSizes(patches, elements)
+                elements += before * projector.width
+    parts, window = media.tower.patches, media.tower.clip_window
+    convolved = 0
+    if isinstance(parts, SubsampledAudio):
+        # The result of the first convolution, before and after the activation.
+        convolved = parts.reduction * ((parts.mels + 1) // 2) * parts.channels
+    return TowerSizes(patches, elements, convolved, window, _elements(tower.tower) if window else 0)
 
 
 def tower_operations(media: Media, length: int) -> int:
@@ -72,28 +99,30 @@ def _operations(media: Media, length: int) -> int:
     tower = lower_tower(media)
     patches = _patches(tower)
     total = patches * (2 * multiplied(tower.tower.ops) + attention_operations(tower.tower.ops, patches * length))
-    if isinstance(media.tower.patches, Conformer | LocalConformer):
-        total += patches * _conformer_operations(media.tower.patches)
     if tower.patches is not None:
         total += patches * 2 * multiplied(tower.patches.ops)
     for projector in tower.projectors:
         rows = patches
         for stage in projector.stages:
+            before, rows = rows, rows // _rows(stage)
             if isinstance(stage, Program):
                 total += rows * 2 * multiplied(stage.ops)
-            else:
-                rows //= _rows(stage)
+            elif isinstance(stage, QueryProgram):
+                reads = [op.part for op in stage.program.ops if isinstance(op, AttendContext)]
+                scores = 4 * _query_count(stage.part) * sum(part.heads * part.head_dim for part in reads)
+                total += before * (2 * multiplied(stage.context.ops) + scores)
+                total += max(1, rows) * 2 * multiplied(stage.program.ops)
     return total
 
 
-def _conformer_operations(part: Conformer | LocalConformer) -> int:
-    """Return the operations for a position, without the convolutions of spectrograms."""
-    size = part.hidden
-    if isinstance(part, LocalConformer):
-        filters, mlps = size * part.kernel, 2 * 8 * size**2
-    else:
-        filters, mlps = size * part.multiplier * (part.kernel + size), 2 * 3 * part.intermediate_size * size
-    return part.layers * 2 * (mlps + 7 * size**2 + filters + 2 * part.window * size)
+def _query_count(part: Querying) -> int:
+    """Return the number of queries of a frame."""
+    match part:
+        case Resampler(queries=queries):
+            return max(count for _, count in queries)
+        case QFormer(queries=count) | Perceiver(queries=count):
+            return count
+    return 1
 
 
 def _patches(tower: TowerProgram) -> int:
@@ -103,13 +132,13 @@ def _patches(tower: TowerProgram) -> int:
 
 def _rows(stage: Stage) -> int:
     """Return the number of rows that a stage joins."""
-    match stage:
+    match stage.part if isinstance(stage, QueryProgram) else stage:
         case Merge(side=side) | AveragePool(side=side):
             return side**2
         case AverageRows(count=count) | JoinRows(count=count):
             return count
-        case ClassRow() | AttentionPool() | WindowMerge():
-            return stage.rows
+        case ClassRow(rows=rows) | AttentionPool(rows=rows) | WindowMerge(rows=rows):
+            return rows
         case Resampler(queries=queries):
             return max(math.ceil(patches / count) for patches, count in queries)
         case QFormer(queries=count, rows=rows) | Perceiver(queries=count, rows=rows):
@@ -126,17 +155,12 @@ def _inputs(media: Media, tower: TowerProgram) -> int:
         first, second = ((patches.mels + 1) // 2 * (patches.chunk + 1) // 2) * patches.channels, patches.channels
         second *= (patches.mels + 3) // 4 * (patches.chunk + 3) // 4
         return (patches.mels * patches.chunk + 2 * first + 2 * second) // patches.reduced(patches.chunk)
-    if isinstance(patches, Conformer):
-        # The result of the first convolution for a position, before and after the activation; buffers of a block; and
-        # the scores of a position.
-        first = (patches.reduction + 1) // 2 * ((patches.mels + 1) // 2) * patches.channels
-        block = 4 * patches.intermediate_size + (8 + 2 * patches.multiplier) * patches.hidden
-        return patches.mels * patches.reduction + 2 * first + block + 3 * patches.heads * patches.window
-    if isinstance(patches, LocalConformer):
-        # The first convolution counts twice, as above. Keys and values are copied for each window.
-        first = 2 * 2 * patches.bands * patches.channels[0]
-        block = (4 * 4 + 8 + 4 * patches.window) * patches.hidden
-        return 16 * patches.bands + 2 * first + block
+    if isinstance(patches, SubsampledAudio):
+        return 3 * patches.mels * patches.reduction + patches.hidden  # frames, and two steps of their normalisation
+    if isinstance(patches, NormedAudio):
+        # Two frames of a position, and the results of both convolutions before and after their norm and ReLU.
+        first, second = (bands * size for bands, size in zip((4, 1), patches.channels, strict=True))
+        return 16 * patches.bands + 3 * patches.bands * (first + second) + patches.hidden
     if isinstance(patches, AudioEmbedding):
         return 2 * patches.mels + 4 * patches.hidden
     assert tower.patches is not None, "patches have a program"
@@ -152,11 +176,19 @@ def embedding_copies(ranks: int) -> int:
 def media_bytes(media: Media, step_tokens: int, cache_bytes: int, element_bytes: int, ranks: int = 1) -> int:
     """Return the bytes of kept embeddings and of the largest step on a rank, whose embeddings are computed and then
     copied."""
-    each = embedding_copies(ranks) * media.width + tower_sizes(media).elements
-    return cache_bytes + media.step_embeddings(step_tokens) * each * element_bytes
+    sizes, tokens = tower_sizes(media), media.step_embeddings(step_tokens)
+    each = embedding_copies(ranks) * media.width + sizes.elements
+    return cache_bytes + (tokens * each + sizes.of_clips(tokens)) * element_bytes
 
 
 def _elements(program: Program) -> int:
     """Return the elements for each row."""
     keys = max((2 * op.kv_heads * op.key_dim for op in attends(program.ops)), default=0)
-    return sum(buffer_widths(program.ops).values()) + keys
+    near = max((_local_elements(op.weight.part) for op in program.ops if isinstance(op, AttendLocal)), default=0)
+    return sum(buffer_widths(program.ops).values()) + keys + near
+
+
+def _local_elements(part: LocalAttention) -> int:
+    """Return the elements of torch's local attention: of q, k and v, of the keys and values of two blocks, and of
+    scores."""
+    return 8 * part.hidden + 8 * part.heads * part.window

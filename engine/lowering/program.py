@@ -21,7 +21,9 @@ from engine.lowering.operations import (
     AddNormalize,
     AllReduce,
     Attend,
+    AttendContext,
     AttendLatent,
+    AttendLocal,
     BlockLinear,
     Bound,
     Clamp,
@@ -54,6 +56,7 @@ from engine.lowering.operations import (
     Quantized,
     ReadStates,
     RecurrentOp,
+    Repeat,
     Rotate,
     Route,
     Scale,
@@ -88,6 +91,7 @@ Op = (
     | Activation
     | Add
     | Multiply
+    | Repeat
     | Scale
     | Clamp
     | AllReduce
@@ -99,6 +103,8 @@ Op = (
     | WriteKV
     | PrepareKV
     | Attend
+    | AttendContext
+    | AttendLocal
     | PrepareLatent
     | PrepareIndex
     | SelectKeys

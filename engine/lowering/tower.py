@@ -18,8 +18,10 @@ from engine.lowering.operations import (
     Value,
 )
 from engine.lowering.program import Op, Program
+from engine.lowering.querying import QueryProgram, query_program
 from engine.models.media import (
     Activate,
+    AttentionPool,
     Blocks,
     JoinRows,
     Media,
@@ -28,7 +30,7 @@ from engine.models.media import (
     Project,
     Projector,
     ProjectorStep,
-    QFormer,
+    Querying,
     RowStep,
     Tower,
     block_path,
@@ -36,7 +38,7 @@ from engine.models.media import (
 from engine.models.parts import MLP, LayerNorm, RMSNorm
 from engine.models.sources import join
 
-Stage = Program | RowStep
+Stage = Program | QueryProgram | RowStep
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,17 @@ class TowerProgram:
         return (
             *(() if self.patches is None else (self.patches,)),
             self.tower,
-            *(one for of in self.projectors for one in of.stages if isinstance(one, Program)),
+            *(one for of in self.projectors for stage in of.stages for one in programs_of(stage)),
         )
+
+
+def programs_of(stage: Stage) -> tuple[Program, ...]:
+    match stage:
+        case Program():
+            return (stage,)
+        case QueryProgram():
+            return stage.context, stage.program
+    return ()
 
 
 @lru_cache(maxsize=4)
@@ -86,7 +97,7 @@ def _patches(tower: Tower, ranks: int) -> Program | None:
 class _TowerLowering(PartLowering):
     def __init__(self, tower: Tower, ranks: int) -> None:
         super().__init__(tower.hidden, ranks)
-        self.tower = tower
+        self.tower, self.root = tower, tower.root
         self.features = Value(name="features", width=tower.width)
 
     def program(self) -> Program:
@@ -133,9 +144,13 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
         if isinstance(step, Blocks):
             stages.append(_BlocksLowering(step, ranks).program(projector.root))
             continue
+        if isinstance(step, Querying):
+            path = join(projector.root, step.name) if isinstance(step, AttentionPool) else projector.root
+            queried = query_program(step, path, ranks)
+            stages.append(queried)
+            at = queried.program.out.width
+            continue
         stages.append(step)
-        if isinstance(step, QFormer):
-            at = step.hidden
         at *= step.side**2 if isinstance(step, Merge) else step.count if isinstance(step, JoinRows) else 1
     if pending:
         stages.append(lowering.program(pending, projector.root, at))

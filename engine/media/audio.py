@@ -52,7 +52,7 @@ def read_audio(data: bytes, *, max_seconds: float, param: str = "file") -> Sampl
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_format(file.samplerate, file.channels, param)
-            return _resampled(_pieces(file), file.samplerate, max_seconds, param)
+            return _heard(_resampled(_pieces(file), file.samplerate, max_seconds, param), param)
     except soundfile.LibsndfileError as error:
         if _has_other_container(data):
             return _from_container(data, max_seconds, param)
@@ -99,11 +99,16 @@ def _resampled(pieces: Iterable[Samples], rate: int, max_seconds: float, param: 
     if resampler is not None:
         found.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
     samples = np.concatenate(found) if found else np.zeros(0, np.float32)
-    if not len(samples):
-        raise AudioError("The file has no audio samples.", param)
     if not np.isfinite(samples).all():
         raise AudioError("The file has samples that are not finite numbers.", param)
     return np.ascontiguousarray(samples, np.float32)
+
+
+def _heard(samples: Samples, param: str) -> Samples:
+    """Return the samples of an audio file. Raises AudioError if there are none."""
+    if not len(samples):
+        raise AudioError("The file has no audio samples.", param)
+    return samples
 
 
 def _has_other_container(data: bytes) -> bool:
@@ -112,8 +117,8 @@ def _has_other_container(data: bytes) -> bool:
 
 
 def read_sound(data: bytes, *, max_seconds: float, param: str = "file") -> Samples | None:
-    """Decode the sound of a video file as `read_audio` does. Return None for a file without sound. Raises MediaError,
-    AudioError."""
+    """Decode the sound of a video file as `read_audio` does, without samples if its stream of sound has none. Return
+    None for a file without such a stream. Raises MediaError, AudioError."""
     from engine.media.video import opened  # loads FFmpeg
 
     with opened(data) as container:
@@ -127,7 +132,7 @@ def _from_container(data: bytes, max_seconds: float, param: str) -> Samples:
             raise MediaError("the file has no audio")
     except MediaError as error:
         raise _unknown(f"{error}.", param) from error
-    return found
+    return _heard(found, param)
 
 
 def _sound(container: Any, max_seconds: float, param: str) -> Samples | None:

@@ -38,7 +38,11 @@ class Sound:
     """Positions of a piece."""
 
     def joined(self, video: Processed, samples: Array) -> Processed:
-        """Return a video with its sound, mono samples at 16 kHz. Raises MediaError."""
+        """Return a video with its sound, mono samples at 16 kHz; the video alone if they are too few for a token.
+        Raises MediaError."""
+        count = self._count(len(samples))
+        if not count:
+            return video
         tensors = {name: _array(tensor) for name, tensor in video.tensors.items()}
         ((frames, high, wide),), (seconds,) = (
             tensors[name].tolist() for name in ("video_grid_thw", "second_per_grid_ts")
@@ -58,7 +62,7 @@ class Sound:
                 INTERLEAVED: np.array([first], np.int64),
             }
             seen.append((_part("video", made), (end - first) * each))
-        whole, count = self.audio.tensors(samples), self.audio.layout(len(samples)).count
+        whole = self.audio.tensors(samples)
         for first, end in chunks(np.arange(count), self.size):
             own = slice(first * FRAMES, end * FRAMES)
             last = end == count
@@ -77,6 +81,13 @@ class Sound:
             "video",
             parts=tuple(part for part, _ in pieces),
         )
+
+    def _count(self, samples: int) -> int:
+        """Return the number of tokens of a sound, of which shorter ones than a token have none."""
+        try:
+            return self.audio.layout(samples).count
+        except MediaError:
+            return 0
 
 
 def _array(tensor: MediaTensor) -> Array:

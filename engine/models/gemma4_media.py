@@ -15,15 +15,25 @@ from engine.models.llava import whole
 from engine.models.media import (
     AveragePool,
     GridRope,
-    LocalConformer,
     Media,
+    NormedAudio,
     Patches,
     PatchPositions,
     Project,
     Projector,
     Tower,
 )
-from engine.models.parts import MLP, Attention, Block, ResidualBlock, RMSNorm, Rope, named
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Block,
+    Convolution,
+    LocalAttention,
+    ResidualBlock,
+    RMSNorm,
+    Rope,
+    named,
+)
 from engine.models.towers import vision_config
 
 ARCHITECTURES = ("Gemma4ForConditionalGeneration",)
@@ -101,34 +111,80 @@ def _audio(config: Mapping[str, Any], hidden: int, token: int, layer_token: int)
             f"config.json: hidden_size of audio_config is {c.hidden}; it must be an even multiple of "
             f"num_attention_heads, {c.heads}"
         )
-    conformer = LocalConformer(
-        hidden=c.hidden,
-        heads=c.heads,
-        layers=c.layers,
-        act=c.activation(),
-        channels=(channels[0], channels[1]),
-        kernel=c.whole("conv_kernel_size", most=MAX_KERNEL),
-        window=window,
-        softcap=c.positive("attention_logit_cap"),
-        scale=c.number("residual_weight"),
-        eps=c.number("rms_norm_eps"),
-        limit=c.positive("gradient_clipping"),
-        clipped=c.flag("use_clipped_linears"),
-    )
+    embedding = NormedAudio(hidden=c.hidden, channels=(channels[0], channels[1]), eps=c.number("rms_norm_eps"))
     width = c.whole("output_proj_dims")
     projector = Projector(
         steps=(
             Project(linear=whole("audio_tower.output_proj", c.hidden, width)),
-            RMSNorm(size=width, eps=conformer.eps, weight=False, name="embedding_pre_projection_norm"),
+            RMSNorm(size=width, eps=embedding.eps, weight=False, name="embedding_pre_projection_norm"),
             Project(linear=whole("embed_audio.embedding_projection", width, hidden, bias=False)),
         ),
     )
     return Media(
-        tower=Tower(root="audio_tower", patches=conformer, blocks=(), layers="layers", taken=(0,)),
+        tower=Tower(
+            root="audio_tower",
+            patches=embedding,
+            blocks=(_hearing_block(c, window),) * c.layers,
+            layers="layers",
+            taken=(c.layers,),
+        ),
         projectors=(projector,),
         hidden=hidden,
         token=token,
         layer_token=layer_token,
+    )
+
+
+def _hearing_block(c: Config, window: int) -> Block:
+    """Return a block of the Conformer."""
+    size, act, limit, clipped = c.hidden, c.activation(), c.positive("gradient_clipping"), c.flag("use_clipped_linears")
+    norm, other = RMSNorm(size=size, eps=1e-6), RMSNorm(size=size, eps=c.number("rms_norm_eps"))
+    attention = LocalAttention(
+        hidden=size,
+        heads=c.heads,
+        window=window,
+        softcap=c.positive("attention_logit_cap"),
+        clipped=clipped,
+    )
+    convolution = Convolution(
+        hidden=size,
+        kernel=c.whole("conv_kernel_size", most=MAX_KERNEL),
+        gate_act="sigmoid",
+        act=act,
+        into="linear_start.linear",
+        filters="depthwise_conv1d",
+        out="linear_end.linear",
+        norm=replace(other, name="conv_norm"),
+        limit=limit,
+        clipped=clipped,
+        name="lconv1d",
+    )
+    first, last = (
+        ResidualBlock(
+            before=named(norm, f"feed_forward{number}.pre_layer_norm"),
+            body=MLP(
+                hidden=size,
+                intermediate_size=4 * size,
+                act=act,
+                gate=None,
+                up="ffw_layer_1.linear",
+                down="ffw_layer_2.linear",
+                clipped=clipped,
+                name=f"feed_forward{number}",
+            ),
+            after=named(norm, f"feed_forward{number}.post_layer_norm"),
+            scale=c.number("residual_weight"),
+            limit=limit,
+        )
+        for number in (1, 2)
+    )
+    return (
+        first,
+        ResidualBlock(
+            before=named(norm, "norm_pre_attn"), body=attention, after=named(norm, "norm_post_attn"), limit=limit
+        ),
+        ResidualBlock(before=named(other, "lconv1d.pre_layer_norm"), body=convolution),
+        replace(last, last=named(norm, "norm_out")),
     )
 
 

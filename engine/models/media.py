@@ -4,6 +4,7 @@ A tower is an encoder over patches: its blocks are those of text models, with bi
 of a frame. Projectors turn its features into embeddings of the text model's width. Names are those of the checkpoint.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,14 +20,13 @@ from engine.models.parts import (
     Blocks,
     ChunkedAudio,
     ClassRow,
-    Conformer,
     GridPositions,
     GridRope,
     JoinRows,
     JoinTiles,
-    LocalConformer,
     Media,
     Merge,
+    NormedAudio,
     Patches,
     PatchPositions,
     Perceiver,
@@ -38,12 +38,22 @@ from engine.models.parts import (
     Resampler,
     RowStep,
     StoredTensor,
+    SubsampledAudio,
     Tiles,
     Tower,
     WindowMerge,
     bodies,
 )
-from engine.models.sources import Shapes, audio_sources, branch_sources, join, linear_sources, mlp_linears, norm_sources
+from engine.models.sources import (
+    Shapes,
+    audio_sources,
+    bias_sources,
+    branch_sources,
+    join,
+    linear_sources,
+    mlp_linears,
+    norm_sources,
+)
 
 __all__ = [
     "Activate",
@@ -54,12 +64,11 @@ __all__ = [
     "Blocks",
     "ChunkedAudio",
     "ClassRow",
-    "Conformer",
     "GridPositions",
     "GridRope",
     "JoinRows",
     "JoinTiles",
-    "LocalConformer",
+    "NormedAudio",
     "Media",
     "Merge",
     "PatchPositions",
@@ -73,6 +82,7 @@ __all__ = [
     "Resampler",
     "RowStep",
     "StoredTensor",
+    "SubsampledAudio",
     "Tiles",
     "Tower",
     "WindowMerge",
@@ -142,10 +152,19 @@ def projector_tensors(projector: Projector) -> dict[str, StoredTensor]:
     shapes: Shapes = {}
     for step in projector.steps:
         shapes |= _step_sources(step, projector.root)
-    found = {name: StoredTensor(name=name, shape=shape) for name, shape in shapes.items()}
+    found = {
+        own: StoredTensor(name=name, shape=shape) for name, shape in shapes.items() for own in _names_of_layers(name)
+    }
     for name, stored in projector.renamed:
-        found[join(projector.root, name)] = replace(stored, name=join(projector.root, stored.name))
+        found[join(projector.root, name)] = placed(stored, projector.root)
     return found
+
+
+def _names_of_layers(name: str) -> tuple[str, ...]:
+    """Return the names under which layers read a tensor: those of its projections if it is one of
+    torch.nn.MultiheadAttention, which has the rows of q, k and v in one tensor."""
+    found = re.fullmatch(r"(.*)in_proj_(weight|bias)", name)
+    return (name,) if found is None else tuple(f"{found[1]}in_proj_{one}.{found[2]}" for one in ("q", "k", "v", "kv"))
 
 
 def unlowered_tensors(media: Media) -> tuple[str, ...]:
@@ -156,8 +175,7 @@ def unlowered_tensors(media: Media) -> tuple[str, ...]:
     found += [join(tower.root, name) for name in tower.standard or ()]
     if not isinstance(tower.patches, Patches):
         found += _input_sources(tower)
-    for head, path in pooling_heads(media):
-        found += querying_sources(head, path)
+    found += [name for head, path in pooling_heads(media) if (name := query_table(head, path))]
     for step, path in tile_vectors(media):
         found += joined_tile_sources(step, path)
     return (*found, *(() if tiles is None else (tiles.newline,)))
@@ -172,71 +190,26 @@ def chunked_sources(part: ChunkedAudio, root: str) -> Shapes:
     return found | {join(root, part.out, "weight"): (part.hidden, part.channels * part.bands)}
 
 
-def conformer_sources(part: Conformer, root: str) -> Shapes:
-    """Return the tensors of a Conformer."""
+def subsampled_sources(part: SubsampledAudio, root: str) -> Shapes:
+    """Return the tensors of the embedding of Phi-4's spectrograms."""
     found: Shapes = {join(root, "encoder_embedding", name): (part.mels,) for name in ("global_mean", "global_invstd")}
-    size, wide, channels = part.hidden, part.intermediate_size, part.channels
-    filters = size * part.multiplier
-
-    def both(name: str, *shape: int) -> None:
-        found[join(root, f"{name}.weight")] = shape
-        found[join(root, f"{name}.bias")] = shape[:1]
-
-    both("embed.conv.0", channels, 1, 3, 3)
+    channels = part.channels
+    shapes: Shapes = {"embed.conv.0": (channels, 1, 3, 3), "embed.out": (part.hidden, channels * part.bands)}
     for number in range(1, part.halvings):
-        both(f"embed.conv.{3 * number - 1}", channels, 1, 3, 3)
-        both(f"embed.conv.{3 * number}", channels, channels, 1, 1)
-    both("embed.out", size, channels * part.bands)
-    rows = part.distances * (1 if part.symmetric else 2)
-    found[join(root, "relative_attention_bias_layer.bias_values.weight")] = (rows, part.heads)
-    for layer in (f"encoders.{index}" for index in range(part.layers)):
-        for name in ("feed_forward_in", "feed_forward_out"):
-            both(f"{layer}.{name}.layer_norm", size)
-            both(f"{layer}.{name}.gate_up_proj", 2 * wide, size)
-            both(f"{layer}.{name}.down_proj", size, wide)
-        for name in "qkvo":
-            both(f"{layer}.self_attn.{name}_proj", size, size)
-        both(f"{layer}.conv.glu.ext_pw_conv_1d", 2 * size, size, 1)
-        found |= {join(root, layer, "conv.glu", name): (1, size, 1) for name in ("b1", "b2")}
-        both(f"{layer}.conv.dw_sep_conv_1d.dw_conv", filters, 1, part.kernel)
-        both(f"{layer}.conv.dw_sep_conv_1d.pw_conv", size, filters, 1)
-        both(f"{layer}.conv.ext_pw_conv_1d", size, size, 1)
-        for name in ("conv.layer_norm", "layer_norm_att", "layer_norm"):
-            both(f"{layer}.{name}", size)
+        shapes[f"embed.conv.{3 * number - 1}"] = (channels, 1, 3, 3)
+        shapes[f"embed.conv.{3 * number}"] = (channels, channels, 1, 1)
+    for name, shape in shapes.items():
+        found |= {join(root, name, "weight"): shape, join(root, name, "bias"): shape[:1]}
     return found
 
 
-CLIPPED = ("input_min", "input_max", "output_min", "output_max")
-"""Limits of a clipped projection."""
-
-
-def local_conformer_sources(part: LocalConformer, root: str) -> Shapes:
-    """Return the tensors of a Conformer with local attention."""
-    size, (first, second) = part.hidden, part.channels
-    embed = join(root, "subsample_conv_projection")
-    found: Shapes = {join(embed, "input_proj_linear.weight"): (size, part.bands * second)}
+def normed_sources(part: NormedAudio, root: str) -> Shapes:
+    """Return the tensors of the embedding of Gemma 4's spectrograms."""
+    embed, (first, second) = join(root, "subsample_conv_projection"), part.channels
+    found: Shapes = {join(embed, "input_proj_linear.weight"): (part.hidden, part.bands * second)}
     for number, (inputs, outputs) in enumerate(((1, first), (first, second))):
         found[join(embed, f"layer{number}.conv.weight")] = (outputs, inputs, 3, 3)
         found[join(embed, f"layer{number}.norm.weight")] = (outputs,)
-
-    def projection(name: str, outputs: int, inputs: int) -> None:
-        found[f"{name}.linear.weight"] = (outputs, inputs)
-        found.update({f"{name}.{limit}": () for limit in CLIPPED if part.clipped})
-
-    for layer in (join(root, f"layers.{index}") for index in range(part.layers)):
-        for name in ("feed_forward1", "feed_forward2"):
-            projection(f"{layer}.{name}.ffw_layer_1", 4 * size, size)
-            projection(f"{layer}.{name}.ffw_layer_2", size, 4 * size)
-            found |= {f"{layer}.{name}.{norm}_layer_norm.weight": (size,) for norm in ("pre", "post")}
-        for name in ("q_proj", "k_proj", "v_proj", "post"):
-            projection(f"{layer}.self_attn.{name}", size, size)
-        found[f"{layer}.self_attn.relative_k_proj.weight"] = (size, size)
-        found[f"{layer}.self_attn.per_dim_scale"] = (size // part.heads,)
-        projection(f"{layer}.lconv1d.linear_start", 2 * size, size)
-        projection(f"{layer}.lconv1d.linear_end", size, size)
-        found[f"{layer}.lconv1d.depthwise_conv1d.weight"] = (size, 1, part.kernel)
-        for name in ("lconv1d.pre_layer_norm", "lconv1d.conv_norm", "norm_pre_attn", "norm_post_attn", "norm_out"):
-            found[f"{layer}.{name}.weight"] = (size,)
     return found
 
 
@@ -273,6 +246,13 @@ def querying_sources(part: Querying, path: str) -> Shapes:
             return perceiver_sources(part, path)
         case WindowMerge():
             return window_merge_sources(part, path)
+
+
+def query_table(part: Querying, path: str) -> str:
+    """Return the name of the tensor of the learned queries; "" if there are none."""
+    names = {AttentionPool: "probe", Resampler: "query", QFormer: "query_tokens", WindowMerge: ""}
+    name = names.get(type(part), "perceiver_resampler.latents")
+    return join(path, name) if name else ""
 
 
 def qformer_sources(part: QFormer, path: str) -> Shapes:
@@ -350,6 +330,7 @@ def media_sources(media: Media) -> Shapes:
         found[stored.name] = stored.shape
         if stored.scale:
             found[stored.scale] = stored.shape[:1]
+        found |= {one.name: one.shape for one in stored.added}
     return found
 
 
@@ -367,17 +348,25 @@ def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
             shapes |= norm_sources(norm, tower.root, (norm.size,))
     scales: dict[str, str] = {}
     halved: dict[str, int] = {}
+    renamed: dict[str, StoredTensor] = {}
     for index, block in enumerate(tower.blocks):
         path = block_path(tower, index)
         for branch in block:
-            shapes |= branch_sources(branch, path)
+            shapes |= branch_sources(branch, path) | bias_sources(branch, tower.root)
+        renamed |= {join(path, name): placed(stored, path) for name, stored in tower.renamed}
         for name in tower.halved:
             halved[join(path, name)] = _half_head(block)
         for matrix, vector in tower.scales:
             scales |= {join(path, matrix, last): join(path, vector) for last in ("weight", "bias")}
     for name, shape in shapes.items():
         half = halved.get(name.removesuffix(".weight"), 0)
-        yield name, StoredTensor(name=name, shape=shape, scale=scales.get(name, ""), half=half)
+        yield name, renamed.get(name) or StoredTensor(name=name, shape=shape, scale=scales.get(name, ""), half=half)
+
+
+def placed(stored: StoredTensor, path: str) -> StoredTensor:
+    """Return a tensor whose name, and those of the tensors added to it, are relative to a path."""
+    added = tuple(placed(one, path) for one in stored.added)
+    return replace(stored, name=join(path, stored.name), added=added)
 
 
 def _half_head(block: Block) -> int:
@@ -391,10 +380,10 @@ def _input_sources(tower: Tower) -> Shapes:
         return audio_sources(patches, tower.root)
     if isinstance(patches, ChunkedAudio):
         return chunked_sources(patches, tower.root)
-    if isinstance(patches, Conformer):
-        return conformer_sources(patches, tower.root)
-    if isinstance(patches, LocalConformer):
-        return local_conformer_sources(patches, tower.root)
+    if isinstance(patches, SubsampledAudio):
+        return subsampled_sources(patches, tower.root)
+    if isinstance(patches, NormedAudio):
+        return normed_sources(patches, tower.root)
     shapes: Shapes = {join(tower.root, patches.source, "weight"): patches.stored}
     if patches.bias:
         shapes[join(tower.root, patches.source, "bias")] = (tower.hidden,)

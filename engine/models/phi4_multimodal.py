@@ -11,11 +11,13 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.config import MAX_LAYERS, Config
 from engine.models.llava import whole
-from engine.models.media import AveragePool, Conformer, JoinTiles, Media, Project, Projector, Tower
+from engine.models.media import AveragePool, JoinTiles, Media, Project, Projector, StoredTensor, SubsampledAudio, Tower
+from engine.models.parts import MLP, Attention, Block, Convolution, DistanceTable, LayerNorm, ResidualBlock, named
 from engine.models.towers import patches_per_side, siglip_tower, vision_config
 
 ARCHITECTURES = ("Phi4MultimodalForCausalLM",)
-MAX_MELS, MAX_KERNEL, MAX_REDUCTION = 1024, 1 << 10, 1 << 6
+MAX_MELS, MAX_KERNEL, MAX_REDUCTION, MAX_MULTIPLIER, MAX_DISTANCE = 1024, 1 << 10, 1 << 6, 1 << 6, 1 << 16
+WINDOW = 500  # positions of a clip that attend to one another
 
 _VISION: dict[str, Any] = {
     **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
@@ -85,24 +87,14 @@ def _audio(config: Mapping[str, Any], hidden: int) -> Media:
             f"config.json: audio_config has a time_reduction of {reduction} and {c.heads} heads for a hidden_size of "
             f"{width}; the first must be a power of two of at least 2, and the last a multiple of the number of heads"
         )
-    conformer = Conformer(
+    embedding = SubsampledAudio(
         mels=c.whole("input_size", most=MAX_MELS),
         hidden=width,
-        heads=c.heads,
-        intermediate_size=c.intermediate_size,
-        layers=c.whole("num_blocks", most=MAX_LAYERS),
-        act=c.activation("activation"),
-        gate_act=c.activation("conv_glu_type"),
-        convolution_act=c.activation("conv_activation"),
-        embed_act=c.activation("nemo_activation"),
+        act=c.activation("nemo_activation"),
         channels=c.whole("nemo_conv_channels"),
         reduction=reduction,
-        kernel=c.whole("kernel_size", most=MAX_KERNEL),
-        distances=c.whole("bias_max_distance"),
-        multiplier=c.whole("depthwise_multiplier"),
-        symmetric=c.flag("bias_symmetric"),
     )
-    root = "audio_embed"
+    root, layers = "audio_embed", c.whole("num_blocks", most=MAX_LAYERS)
 
     def projector(kind: str) -> Projector:
         return Projector(
@@ -114,9 +106,85 @@ def _audio(config: Mapping[str, Any], hidden: int) -> Media:
         )
 
     return Media(
-        tower=Tower(root=f"{root}.encoder", patches=conformer, blocks=(), layers="encoders", taken=(0,)),
+        tower=Tower(
+            root=f"{root}.encoder",
+            patches=embedding,
+            blocks=(_block(c),) * layers,
+            layers="encoders",
+            taken=(layers,),
+            clip_window=WINDOW,
+            renamed=_renamed(c),
+        ),
         projectors=(projector("speech"), projector("vision_speech")),
         hidden=hidden,
         token=c.whole("audio_token_id", least=0),
         beside_images=True,
     )
+
+
+def _block(c: Config) -> Block:
+    """Return a block of the Conformer."""
+    norm = LayerNorm(size=c.hidden, eps=1e-5)
+    table = DistanceTable(
+        max_distance=c.whole("bias_max_distance", most=MAX_DISTANCE),
+        symmetric=c.flag("bias_symmetric"),
+        source="relative_attention_bias_layer.bias_values",
+    )
+    attention = Attention(
+        hidden=c.hidden,
+        heads=c.heads,
+        kv_heads=c.heads,
+        head_dim=c.hidden // c.heads,
+        rope=None,
+        bias=(True, True),
+        causal=False,
+        relative=table,
+    )
+    convolution = Convolution(
+        hidden=c.hidden,
+        kernel=c.whole("kernel_size", most=MAX_KERNEL),
+        gate_act=c.activation("conv_glu_type"),
+        act=c.activation("conv_activation"),
+        into=_INTO,
+        filters="dw_sep_conv_1d.dw_conv",
+        inner=_INNER,
+        out=_OUT,
+        bias=True,
+        multiplier=c.whole("depthwise_multiplier", most=MAX_MULTIPLIER),
+        name="conv",
+    )
+    feeds = (
+        MLP(
+            hidden=c.hidden,
+            intermediate_size=c.intermediate_size,
+            act=c.activation("activation"),
+            bias=True,
+            gate="gate_up_proj",
+            up="gate_up_proj",
+            up_first=True,
+            name=f"feed_forward_{side}",
+        )
+        for side in ("in", "out")
+    )
+    first, last = (ResidualBlock(before=named(norm, f"{mlp.name}.layer_norm"), body=mlp, scale=0.5) for mlp in feeds)
+    return (
+        first,
+        ResidualBlock(before=named(norm, "layer_norm_att"), body=attention),
+        ResidualBlock(before=named(norm, "conv.layer_norm"), body=convolution),
+        replace(last, last=named(norm, "layer_norm")),
+    )
+
+
+_INTO, _INNER, _OUT = "glu.ext_pw_conv_1d", "dw_sep_conv_1d.pw_conv", "ext_pw_conv_1d"
+
+
+def _renamed(c: Config) -> tuple[tuple[str, StoredTensor], ...]:
+    """Return the projections that are stored as convolutions. The first has a second bias, in two tensors."""
+    size, filters = c.hidden, c.hidden * c.whole("depthwise_multiplier", most=MAX_MULTIPLIER)
+    shapes = {_INTO: (2 * size, size, 1), _INNER: (size, filters, 1), _OUT: (size, size, 1)}
+    found = {
+        f"conv.{name}.weight": StoredTensor(name=f"conv.{name}.weight", shape=shape) for name, shape in shapes.items()
+    }
+    added = tuple(StoredTensor(name=f"conv.glu.{name}", shape=(1, size, 1)) for name in ("b1", "b2"))
+    bias = f"conv.{_INTO}.bias"
+    return (*found.items(), (bias, StoredTensor(name=bias, shape=(2 * size,), added=added)))

@@ -16,6 +16,7 @@ from engine.models.parts import (
     AudioEmbedding,
     Block,
     Body,
+    Convolution,
     Dense,
     Embedding,
     Experts,
@@ -26,9 +27,11 @@ from engine.models.parts import (
     LayerInputs,
     LayerNorm,
     Linear,
+    LocalAttention,
     LowRank,
     Model,
     Norm,
+    Parameter,
     PooledNorm,
     PredictionInput,
     Projection,
@@ -42,6 +45,7 @@ from engine.models.parts import (
     bodies,
 )
 from engine.models.parts.linear import packed
+from engine.models.parts.linear import parameter as rows_of_tensor
 
 Shapes = dict[str, tuple[int, ...]]
 ACT_FN = "act_fn"  # path of the numbers of an activation in an MLP
@@ -201,6 +205,27 @@ def layer_inputs_linear(part: LayerInputs, hidden: int) -> Linear:
     return Linear(rows=(rows,), inputs=hidden, split=None)
 
 
+def local_linears(part: LocalAttention) -> tuple[Linear, Linear]:
+    """Return the fused projection to q, k and v, and the output projection."""
+    *into, out = part.sources
+    rows = tuple(Rows(source=name, units=part.hidden) for name in into)
+    return (
+        Linear(rows=rows, inputs=part.hidden, split=None),
+        Linear(rows=(Rows(source=out, units=part.hidden),), inputs=part.hidden, split=None),
+    )
+
+
+def convolution_linears(part: Convolution) -> tuple[Linear, ...]:
+    """Return the projection to gate and u, that between convolution and activation if there is one, and the last."""
+    up, gate = packed(*(Rows(source=part.into, units=part.hidden) for _ in range(2)))
+    found = [Linear(rows=(gate, up), inputs=part.hidden, split=None, bias=part.bias)]  # the gate is first in memory
+    channels = part.hidden * part.multiplier
+    for name in filter(None, (part.inner, part.out)):
+        found.append(Linear(rows=(Rows(source=name, units=part.hidden),), inputs=channels, split=None, bias=part.bias))
+        channels = part.hidden
+    return tuple(found)
+
+
 def low_rank_linears(part: LowRank) -> tuple[Linear, Linear]:
     down, up = Rows(source=part.down, units=part.rank), Rows(source=part.up, units=part.hidden)
     return (
@@ -264,6 +289,15 @@ def routed_mlps(part: Experts) -> tuple[MLP, ...]:
         )
         for number in range(part.num_experts)
     )
+
+
+def convolution_parameters(part: Convolution) -> dict[str, Parameter]:
+    """Return the filters of a convolution, and its biases if it has some."""
+    sizes = (part.hidden * part.multiplier, 1)
+    taps = replace(rows_of_tensor(f"{part.filters}.weight", sizes, inner=(1, part.kernel)), taps=True, divided=False)
+    if not part.bias:
+        return {"conv": taps}
+    return {"conv": taps, "conv_bias": replace(rows_of_tensor(f"{part.filters}.bias", sizes), divided=False)}
 
 
 def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
@@ -334,7 +368,7 @@ def sources(model: Model) -> Shapes:
     for path, block in placed_blocks(model):
         for branch in block:
             found |= branch_sources(branch, branch_path(branch, path, model.root))
-            found |= _bias_sources(branch, model.root)
+            found |= bias_sources(branch, model.root)
     if model.prediction_input is not None:
         found |= _prediction_sources(model.prediction_input, model)
     if model.norm is not None:
@@ -608,6 +642,10 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in low_rank_linears(body))
         case Recurrent():
             yield from ((inside, linear) for linear in body.linears())
+        case LocalAttention():
+            yield from ((inside, linear) for linear in local_linears(body))
+        case Convolution():
+            yield from ((inside, linear) for linear in convolution_linears(body))
         case Experts():
             yield inside, router_linear(body)
             for mlp in (*routed_mlps(body), *([] if body.shared is None else [body.shared])):
@@ -637,7 +675,12 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                 found |= norm_sources(norm, join(path, body.name, body.indexer.name), (norm.size,))
         if isinstance(body, LowRank):
             found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
-        if isinstance(body, Attention | MLP) and body.clipped:
+        if isinstance(body, LocalAttention):
+            found[join(path, body.name, body.scales)] = (body.head_dim,)
+            found[join(path, body.name, body.distances, "weight")] = (body.hidden, body.hidden)
+        if isinstance(body, Convolution) and body.norm is not None:
+            found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
+        if isinstance(body, Attention | MLP | LocalAttention | Convolution) and body.clipped:
             of = (row.source for _, linear in _linears(body, path) for row in linear.rows)
             found |= {join(path, body.name, clipped(source), limit): (1,) for source in of for limit in LIMITS}
         if isinstance(body, MLP) and body.act == XIELU:
@@ -649,6 +692,8 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             found[join(path, body.name, body.expert_scales)] = (body.num_experts,)
         if isinstance(body, Recurrent):
             found |= _recurrent_sources(body, join(path, body.name))
+        if isinstance(body, Convolution):
+            found |= _parameter_sources(convolution_parameters(body), join(path, body.name))
         for inside, linear in _linears(body, path):
             for name, shape in linear_sources(linear, inside).items():
                 found[name] = max(shape, found.get(name, shape))
@@ -660,16 +705,21 @@ def _recurrent_sources(part: Recurrent, path: str) -> Shapes:
     found = {join(path, name): shape for name, shape in part.block_matrices().items()}
     for norm in part.norms:
         found |= norm_sources(norm, path, (norm.size,))
-    for parameter in (one for one in part.parameters().values() if one.values is None):
+    return found | _parameter_sources(part.parameters(), path)
+
+
+def _parameter_sources(parameters: Mapping[str, Parameter], path: str) -> Shapes:
+    found: Shapes = {}
+    for one in (one for one in parameters.values() if one.values is None):
         height: Counter[str] = Counter()
-        for piece in parameter.rows:
+        for piece in one.rows:
             height[piece.source] += piece.stored * piece.width
         for name, rows in height.items():
-            found[join(path, name)] = parameter.stored or (rows, *parameter.inner)
+            found[join(path, name)] = one.stored or (rows, *one.inner)
     return found
 
 
-def _bias_sources(branch: ResidualBlock, root: str) -> Shapes:
+def bias_sources(branch: ResidualBlock, root: str) -> Shapes:
     """Return the tables of relative biases."""
     relative = [(body.relative, body.heads) for body in bodies(branch) if isinstance(body, Attention)]
     return {f"{join(root, one.source)}.weight": (one.buckets, heads) for one, heads in relative if one is not None}

@@ -181,7 +181,7 @@ struct AllReduce {
 // y[t] = act(bias + Σ_j weight[j] · x[t - (width - 1) + j])
 struct CausalConv {
     const float *x, *weight, *bias;  // weight: [width][channels]; bias may be null
-    float *y, *state;                // state: [channels][width - 1]
+    float *y, *state;                // state: [channels][width - 1]; null: every row begins with zeros
     int64_t x_stride, y_stride, slot_stride, channels, width;
     int32_t silu;  // act is silu, else none
 };

@@ -73,13 +73,13 @@ static int64_t pieces(const CausalConv& op, int64_t, int) { return (op.channels 
 
 static void run(const CausalConv& op, const Row& row, int64_t piece, int64_t, Scratch& scratch) {
     const int64_t channel = piece * CHANNELS, size = std::min(CHANNELS, op.channels - channel), kept = op.width - 1;
-    float* state = op.state + row.slot * op.slot_stride + channel * kept;
+    float* state = op.state ? op.state + row.slot * op.slot_stride + channel * kept : nullptr;
     // Rows of inputs and weights may be a power of two apart and would use a few sets of the L1 cache, so they are copied.
     float* weight = at_least(scratch.recurrent, size_t((op.width + kept + COPIED) * CHANNELS));  // [width][CHANNELS]
     float* inputs = weight + op.width * CHANNELS;  // [kept + COPIED][CHANNELS]
     for (int64_t j = 0; j < op.width; j++) std::copy_n(op.weight + j * op.channels + channel, size, weight + j * CHANNELS);
     for (int64_t j = 0; j < kept; j++)
-        for (int64_t c = 0; c < size; c++) inputs[j * CHANNELS + c] = row.fresh ? 0.f : state[c * kept + j];
+        for (int64_t c = 0; c < size; c++) inputs[j * CHANNELS + c] = row.fresh || !state ? 0.f : state[c * kept + j];
     const auto output = [&](float* y, const float* in, int64_t c, int64_t count) {
         vf sum = op.bias ? load_some(op.bias + channel + c, count) : vf{};
         for (int64_t j = 0; j < op.width; j++)
@@ -98,7 +98,7 @@ static void run(const CausalConv& op, const Row& row, int64_t piece, int64_t, Sc
         }
         std::copy_n(inputs + tokens * CHANNELS, kept * CHANNELS, inputs);  // forward
     }
-    for (int64_t j = 0; j < kept; j++)
+    for (int64_t j = 0; state && j < kept; j++)
         for (int64_t c = 0; c < size; c++) state[c * kept + j] = inputs[j * CHANNELS + c];
 }
 

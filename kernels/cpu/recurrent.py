@@ -19,27 +19,28 @@ def causal_conv(
     weight: Tensor,
     bias: Tensor | None,
     act: str,
-    state: Tensor,
+    state: Tensor | None,
     query_start: Tensor,
     slots: Tensor,
     first: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """See kernels/recurrent/causal_conv.py."""
+) -> tuple[Tensor, Tensor | None]:
+    """See kernels/recurrent/causal_conv.py. Without a state, every row begins with zeros."""
     y, columns = torch.empty(x.shape), weight.T.contiguous()
     op = cpu.CausalConv(
         x=x.data_ptr(),
         weight=columns.data_ptr(),
         bias=_at(bias),
         y=y.data_ptr(),
-        state=state.data_ptr(),
+        state=_at(state),
         x_stride=x.stride(0),
         y_stride=y.stride(0),
-        slot_stride=state.stride(0),
+        slot_stride=0 if state is None else state.stride(0),
         channels=weight.shape[0],
         width=weight.shape[1],
         silu=act == "silu",
     )
-    _run(team, op, (x, columns, y, state), query_start, slots, first)
+    kept = (x, columns, y) if state is None else (x, columns, y, state)
+    _run(team, op, kept, query_start, slots, first)
     return y, state
 
 

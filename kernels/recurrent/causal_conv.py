@@ -6,6 +6,8 @@ Inputs before the row's first token come from the state; the weights' last colum
 torch's conv1d. Sums are in float32. Used by Mamba (arXiv:2312.00752), gated DeltaNet (arXiv:2412.06464) and LFM2.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -41,6 +43,15 @@ def _reference(
         y[tokens] = (functional.silu(out) if act == "silu" else out).to(y.dtype)
         line.copy_(inputs[:, inputs.shape[1] - line.shape[1] :])
     return y, state
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, count: Sequence[int]) -> Tensor:
+    """Return the convolution of rows that begin with zeros, without an activation. x: [tokens, channels]; weight,
+    bias: as above; count: tokens of each row → [tokens, channels]."""
+    before = weight.shape[1] - 1
+    rows = (functional.pad(piece.float().T, (before, 0)) for piece in torch.split(x, list(count)))
+    found = [functional.conv1d(piece, weight.unsqueeze(1), bias, groups=len(weight)).T for piece in rows]
+    return torch.cat(found).to(x.dtype)
 
 
 @jit

@@ -32,7 +32,7 @@ LENGTHS = (161, 700, 16_000, 37_123)
 EARS = {
     **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "subsampling_conv_channels": [16, 6]},
     **{"attention_chunk_size": 4, "attention_context_left": 5, "output_proj_dims": 20, "rms_norm_eps": 1e-4},
-    **{"attention_logit_cap": 2.0, "conv_kernel_size": 3},
+    **{"attention_logit_cap": 2.0, "conv_kernel_size": 3, "gradient_clipping": 0.8},
 }
 
 

@@ -6,6 +6,8 @@ from engine.api.config import TaskConfig
 from engine.lowering.footprint import Holder, footprint, mapped_bytes, part_bytes
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import best, tiling
+from tests.engine.layers.test_footprint import compare
+from tests.engine.layers.towers import CASES, save
 from tests.engine.media_models import FAMILIES, opened
 
 
@@ -20,6 +22,13 @@ def test_planned_weights_equal_allocated_ones(name, kernels, tmp_path):
     assert {part: size for part, size in held.held.items() if part in part_bytes(planned)} == part_bytes(planned)
     assert held.mapped == mapped_bytes(planned)
     assert part_bytes(planned)["tower"] > 0
+
+
+@pytest.mark.parametrize("kernels", ["torch", best()])
+@pytest.mark.parametrize("name", ["aria", "blip-2", "idefics2", "minicpm-v"])
+def test_planned_weights_of_learned_queries_equal_loaded_ones(name, kernels, tmp_path):
+    save(CASES[name], tmp_path)
+    compare(read_checkpoint(tmp_path), kernels)
 
 
 @pytest.mark.parametrize(("name", "keeps"), [("llava", False), ("paligemma", True)])

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,17 @@ from engine.layers import conformer
 from engine.layers.linear import Target
 from engine.layers.tower import TowerModel
 from engine.llm import MediaPrompt
-from engine.lowering.media_memory import tower_operations, tower_sizes
+from engine.lowering.media_memory import media_bytes, tower_operations, tower_sizes
 from engine.models.checkpoint import check_tensors, read_checkpoint
 from engine.models.media import media_sources
+from engine.models.phi4_multimodal import declare
 from engine.weights.files import Weights
 from kernels.cpu.library import best
+from kernels.cpu.memory import HUGE
+from kernels.cpu.program import Team
 from tests.engine.adapters import merge, random_pairs, write_adapter
 from tests.engine.layers.test_footprint import compare
-from tests.engine.layers.towers import phi4, phi4_image
+from tests.engine.layers.towers import EYES, PHI4_EARS, phi4, phi4_image
 from tests.engine.media_models import TEXT, check, greedy, opened, saved
 
 IMAGE, AUDIO = 95, 94
@@ -180,7 +184,7 @@ def test_two_ranks_return_the_same_replies(family: Phi4) -> None:
 @pytest.mark.parametrize("frames", [1, 40, 48, 49, 97, 300])
 def test_spectrograms_are_convolved_in_blocks(family: Phi4, monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
     """A long clip takes no more memory for its convolutions than a block."""
-    monkeypatch.setattr(conformer, "BLOCK", 6)
+    monkeypatch.setattr(conformer, "CONVOLVED_POSITIONS", 6)
     sizes, convolved = list[int](), torch.nn.functional.conv2d
 
     def recorded(*arguments: Any, **options: Any) -> Tensor:
@@ -195,6 +199,32 @@ def test_spectrograms_are_convolved_in_blocks(family: Phi4, monkeypatch: pytest.
         (found,) = tower.encode([part.tensors])
     assert found.shape == wanted.shape and (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
     assert max(sizes) <= 7 * 8 // 2
+
+
+@pytest.mark.parametrize(
+    ("kernels", "channels", "inner"), [("torch", 64, 14), ("base", 64, 14), ("base", 4, 600)], ids=str
+)
+@pytest.mark.parametrize("clips", [(700,), (4_008,), (4_008, 4_008)])
+def test_planned_memory_of_clips_is_used(kernels: str, clips: tuple[int, ...], channels: int, inner: int) -> None:
+    """A short clip, and long ones, which are convolved in blocks and of which zeros fill the last window. Convolutions
+    take most of the memory, or blocks do."""
+    ears = {**PHI4_EARS, "input_size": 40, "nemo_conv_channels": channels, "intermediate_size": inner}
+    media = declare({"vision_config": {**EYES, "image_size": 16, "crop_size": 16}, "audio_config": ears}, 24).audio
+    assert media is not None
+    shapes, team = media_sources(media), Team("base", 1) if kernels == "base" else None
+    tower = TowerModel(media, Single(), Target(torch.float32, torch.device("cpu"), team))
+    tower.load(lambda name: torch.randn(shapes[name]))
+    items = [{"audio_input_features": torch.randn(1, frames, 40)} for frames in clips]
+    tokens = sum(-(-frames // 8) for frames in clips)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        for _ in range(2):  # compiled kernels keep the buffers of the first step
+            tower.encode(items)
+    sizes = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    mapped = [one.buffer_bytes for one in tower._executors.values() if one.buffer_bytes >= HUGE]
+    used = max(accumulate(sizes)) + sum(mapped)
+    planned = media_bytes(media, tokens, 0, 4)
+    most = 1.2 if team else 1.4  # torch frees buffers before the end of a step
+    assert 0.95 * used <= planned <= most * used, f"{used:,} bytes are used, {planned:,} are planned"
 
 
 @pytest.mark.parametrize("seconds", [1, 41, 82])

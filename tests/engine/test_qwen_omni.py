@@ -381,6 +381,34 @@ def test_videos_with_their_sound_equal_transformers(thinker: tuple[Any, Path], k
         with_sound(folder, 2.1, 2, 700)
 
 
+@pytest.mark.parametrize("kernels", ("torch", best()))
+def test_a_block_before_a_video_with_sound_is_not_used_before_another_item(
+    thinker: tuple[Any, Path], kernels: str
+) -> None:
+    """Both tokens before the pieces have one position, and those before a clip have two. They end a block."""
+    model, folder = thinker
+    if "qwen3" in model_type(folder):
+        return
+    start = [*range(3, 17), VISION_START, AUDIO_START]
+    item, _ = with_sound(folder, 1.0, 3, 20_000)
+    places, media = len(start), list[MediaItem]()
+    ids = list(start)
+    for part, count in zip(item.parts, item.runs, strict=True):
+        media.append(MediaItem(part.modality, part.digest, ((places, count),), part.tensors))
+        ids += [VIDEO if part.modality == "video" else AUDIO] * count
+        places += count
+    sound = audio(folder, 20_000)
+    other = [*start, *[AUDIO] * sound.count, AUDIO_END, 5, 6]
+    plain = MediaPrompt(tuple(other), (MediaItem("audio", b"clip", ((len(start), sound.count),), sound.item),))
+    with opened(_Folder(folder), kernels, max_context=256, max_step_tokens=32, max_running=4) as llm:
+        llm.generate(MediaPrompt((*ids, AUDIO_END, VISION_END, 5), tuple(media)), greedy(1))
+        after = llm.generate(plain, greedy(5))[0]
+    with opened(_Folder(folder), kernels, max_context=256, max_step_tokens=32, max_running=4) as llm:
+        alone = llm.generate(plain, greedy(5))[0]
+    assert after.timing is not None and after.timing.cached_tokens == 12  # three of four blocks
+    check(after, (list(alone.ids), [one.logprob for one in alone.logprobs]))
+
+
 @torch.no_grad()
 def greedy_reply(model: Any, prompt: list[int], inputs: dict[str, torch.Tensor]) -> tuple[list[int], list[float]]:
     ids, logprobs = list(prompt), list[float]()

@@ -19,9 +19,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from engine.api.errors import CheckpointError, ConfigError, RequestError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers import reference
 from engine.layers.loaded import distance_buckets
 from engine.layers.model import TextModel
+from engine.layers.reference import executor as reference
 from engine.layers.reference.run import Run
 from engine.layers.step import Step
 from engine.llm import LLM, Params

@@ -24,10 +24,11 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 )
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
+from kernels.cpu import recurrent as compiled
 from kernels.cpu.library import usable
 from kernels.cpu.program import Team
 from kernels.op import Make, Op
-from kernels.recurrent.causal_conv import CAUSAL_CONV
+from kernels.recurrent.causal_conv import CAUSAL_CONV, convolved
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
 from kernels.recurrent.rg_lru import RG_LRU
@@ -312,6 +313,19 @@ def test_rg_lru_equals_recurrent_gemma():
     y, state = RG_LRU.reference(x, *gates, *biases, torch.full((1, 24), float("nan")), *place)
     near(y, want)
     near(state[0], want[-1])
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_causal_conv_without_a_state_begins_every_row_with_zeros(team, width):
+    """At any position, and in torch as in the compiled kernel; the rows before it do not matter."""
+    counts = (1, 7, 33)
+    x, weight, bias, _, state, starts, slots, _ = drawn(CAUSAL_CONV, counts, channels=37, width=width)
+    zeros = torch.zeros_like(state)
+    want, _ = CAUSAL_CONV.reference(x, weight, bias, "none", zeros, starts, slots, torch.zeros(3, dtype=torch.int64))
+    y, kept = compiled.causal_conv(team, x, weight, bias, "none", None, starts, slots, torch.tensor([0, 4, 9]))
+    near(y, want)
+    near(convolved(x, weight, bias, counts), want)
+    assert kept is None
 
 
 def test_causal_conv_equals_qwen3_next():

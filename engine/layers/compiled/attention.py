@@ -7,9 +7,22 @@ from torch import Tensor
 from engine.layers.compiled.buffers import heads
 from engine.layers.compiled.build import CompiledOps, Functions, Structures, TorchOp
 from engine.layers.compiled.rows import norm
+from engine.layers.local_attention import local_attention
 from engine.layers.norm import HeadNorm, ProjectionNorm
+from engine.layers.querying import attend_context
 from engine.layers.values import pad_values
-from engine.lowering.operations import Attend, CutHeads, PadValues, PrepareKV, QKNorm, Rotate, ScaleQueries, WriteKV
+from engine.lowering.operations import (
+    Attend,
+    AttendContext,
+    AttendLocal,
+    CutHeads,
+    PadValues,
+    PrepareKV,
+    QKNorm,
+    Rotate,
+    ScaleQueries,
+    WriteKV,
+)
 from kernels.cpu import program as cpu
 
 
@@ -146,6 +159,26 @@ def _attend(op: Attend, ops: CompiledOps) -> Structures:
     )
 
 
+def _attend_context(op: AttendContext, ops: CompiledOps) -> Structures:
+    q, y = ops.buffers[op.q], ops.buffers[op.y]
+
+    def compute(tokens: int) -> None:
+        assert ops.context is not None, "the caller gives keys and values"
+        y[:tokens] = attend_context(op, q[:tokens], ops.count, ops.context, ops.context_rows)
+
+    yield TorchOp(compute)
+
+
+def _attend_local(op: AttendLocal, ops: CompiledOps) -> Structures:
+    layer, qkv, y = ops.weights.local(op.weight), ops.buffers[op.qkv], ops.buffers[op.y]
+
+    def compute(tokens: int) -> None:
+        weights = layer.factors, layer.distances, op.weight.part.softcap
+        y[:tokens] = local_attention(qkv[:tokens], ops.count, *weights)
+
+    yield TorchOp(compute)
+
+
 def _write_kv(op: WriteKV, ops: CompiledOps) -> Structures:
     own = {"layer": op.layer, "heads": op.heads, "kv_heads": op.kv_heads, "head_dim": op.head_dim}
     yield from _prepare_kv(PrepareKV(qkv=op.qkv, norm=None, rope=None, **own), ops)
@@ -164,4 +197,6 @@ FUNCTIONS: Functions = {
     PadValues: _pad_values,
     CutHeads: _cut_heads,
     Attend: _attend,
+    AttendContext: _attend_context,
+    AttendLocal: _attend_local,
 }

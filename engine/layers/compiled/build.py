@@ -48,6 +48,9 @@ class CompiledOps:
     vocabulary: Vocabulary | None = None
     states: LayerStates = ()  # of the last step; operations point to them
     media: MediaRows | None = None  # of the running step
+    count: Sequence[int] = ()  # in a tower: rows of each clip, or queries of each frame, of the running step
+    context: Tensor | None = None  # likewise: keys and values of the rows of frames
+    context_rows: Sequence[int] = ()  # rows of each frame
     read_states: tuple[Tensor, Tensor] | None = None  # of the running step: hidden states, and tokens at position 0
 
     def __init__(

@@ -7,17 +7,18 @@ from kernels.cpu import program as cpu
 
 
 def _causal_conv(op: CausalConv, ops: CompiledOps) -> Structures:
-    x, y, state = ops.columns(op.x), ops.buffers[op.y], ops.states[op.layer][0]
+    x, y = ops.columns(op.x), ops.buffers[op.y]
+    state = None if op.layer is None else ops.states[op.layer][0]
     weight = ops.weights.parameter(op.weight)
     yield cpu.CausalConv(
         x=x.data_ptr(),
         weight=weight.data_ptr(),
         bias=None if op.bias is None else ops.weights.parameter(op.bias).data_ptr(),
         y=y.data_ptr(),
-        state=state.data_ptr(),
+        state=None if state is None else state.data_ptr(),
         x_stride=x.stride(0),
         y_stride=y.stride(0),
-        slot_stride=state.stride(0),
+        slot_stride=0 if state is None else state.stride(0),
         channels=weight.shape[1],
         width=weight.shape[0],
         silu=op.act == "silu",

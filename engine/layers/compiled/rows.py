@@ -24,6 +24,7 @@ from engine.lowering.operations import (
     Normalize,
     NormalizeGroups,
     NormalizeParts,
+    Repeat,
     Scale,
     Value,
 )
@@ -153,6 +154,13 @@ def _products(layer: LinearLayer, x: Tensor, y: Tensor) -> Iterator[cpu.Linear]:
         at += weight.outputs
 
 
+def _torch_repeat(op: Repeat, x: Tensor, y: Tensor) -> TorchOp:
+    def compute(tokens: int) -> None:
+        y[:tokens].unflatten(1, (-1, op.count)).copy_(x[:tokens].unsqueeze(2))
+
+    return TorchOp(compute)
+
+
 def _linear(op: Linear, ops: CompiledOps) -> Structures:
     """Yield the product, between the two operations of its adapters."""
     x, y = ops.columns(op.x) if isinstance(op.x, Columns) else ops.buffers[op.x], ops.buffers[op.y]
@@ -234,6 +242,10 @@ def _all_reduce(op: AllReduce, ops: CompiledOps) -> Structures:
     yield cpu.all_reduce(ops.collective, ops.buffers[op.x], ops.buffers[op.x], gathers=False)
 
 
+def _repeat(op: Repeat, ops: CompiledOps) -> Structures:
+    yield _torch_repeat(op, ops.buffers[op.x], ops.buffers[op.y])
+
+
 FUNCTIONS: Functions = {
     Keep: _keep,
     Bound: _bound,
@@ -245,6 +257,7 @@ FUNCTIONS: Functions = {
     Activation: _activation_op,
     Add: _add,
     Multiply: _multiply_op,
+    Repeat: _repeat,
     Scale: _scale,
     Clamp: _clamp,
     Gate: _gate,

@@ -55,7 +55,7 @@ class FusedModel:
 
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
         self.parts, self.program = ModelParts(text_model, scales), text_model.program
-        self.layout = text_model.layout
+        self.layout, self.vocabulary, self.adapters = text_model.layout, text_model.vocabulary, text_model.adapters
         # Launches on `meta` tensors are recorded to compile Triton's kernels, and torch.compile takes part in none.
         compiles = text_model.torch_compile and text_model.device.type != "meta"
         self.compiler: SegmentCompiler[Run] | None = SegmentCompiler(_EXECUTOR) if compiles else None
@@ -75,7 +75,7 @@ class FusedModel:
             return False
         if isinstance(op, Activation) and op.numbers is not None:
             return False
-        if any(self.parts.adapters.layer(matrix.name) is not None for matrix in matrices):
+        if any(self.adapters.layer(matrix.name) is not None for matrix in matrices):
             return False  # adapters multiply the rows before quantization
         return rounding_of([self.parts.weights.matrix(matrix) for matrix in matrices]) is not None
 
@@ -103,23 +103,27 @@ class FusedModel:
         run = Run(self.parts, step)
         if self.compiler is not None:
             self.compiler.execute(divided, run)
-            return run
-        for segment in divided:
-            for op, unused in zip(segment.ops, segment.unused, strict=True):
-                FUNCTIONS[type(op)](op, run)
-                for name in unused:
-                    run.values.pop(name, None)
+        else:
+            execute(divided, run)
         return run
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
-        return self.parts.vocabulary.joined(self.own_logits(hidden))
+        return self.vocabulary.joined(self.own_logits(hidden))
 
     def own_logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, columns of this rank] fp32."""
-        vocabulary = self.parts.vocabulary
-        y, out = vocabulary.own_products(hidden), vocabulary.out
+        y, out = self.vocabulary.own_products(hidden), self.vocabulary.out
         return y if out.scale == 1.0 and out.softcap is None else CAP_LOGITS(y, out.scale, out.softcap or 0.0)
+
+
+def execute(divided: Sequence[Segment], run: Run) -> None:
+    """Execute operations in order, and free the buffers that nothing reads afterwards."""
+    for segment in divided:
+        for op, unused in zip(segment.ops, segment.unused, strict=True):
+            FUNCTIONS[type(op)](op, run)
+            for name in unused:
+                run.values.pop(name, None)
 
 
 def _step_inputs(run: Run) -> dict[str, Tensor]:

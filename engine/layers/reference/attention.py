@@ -3,14 +3,39 @@
 from collections.abc import Callable
 from typing import Any
 
+from engine.layers.local_attention import local_attention
 from engine.layers.query_scale import query_factors
+from engine.layers.querying import attend_context
 from engine.layers.reference.run import Run, heads
 from engine.layers.values import pad_values
-from engine.lowering.operations import Attend, CutHeads, PadValues, PrepareKV, QKNorm, Rotate, ScaleQueries, WriteKV
+from engine.lowering.operations import (
+    Attend,
+    AttendContext,
+    AttendLocal,
+    CutHeads,
+    PadValues,
+    PrepareKV,
+    QKNorm,
+    Rotate,
+    ScaleQueries,
+    WriteKV,
+)
 from kernels.attention.encoder_torch import encoder_attention
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv
 from kernels.rope import rotate_
+
+
+def _attend_context(op: AttendContext, run: Run) -> None:
+    step = run.step
+    assert step.context is not None, "the caller gives keys and values"
+    run[op.y] = attend_context(op, run[op.q], step.count, step.context, step.context_rows)
+
+
+def _attend_local(op: AttendLocal, run: Run) -> None:
+    layer, qkv = run.weights.local(op.weight), run[op.qkv]
+    y = local_attention(qkv, run.step.count, layer.factors, layer.distances, op.weight.part.softcap)
+    run[op.y] = y.to(qkv.dtype)
 
 
 def _qk_norm(op: QKNorm, run: Run) -> None:
@@ -74,6 +99,8 @@ def _cut_heads(op: CutHeads, run: Run) -> None:
 
 
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
+    AttendLocal: _attend_local,
+    AttendContext: _attend_context,
     QKNorm: _qk_norm,
     Rotate: _rotate,
     ScaleQueries: _scale_queries,

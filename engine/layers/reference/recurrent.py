@@ -6,7 +6,7 @@ from typing import Any
 from engine.layers.norm import gated_norm_of_ranks
 from engine.layers.reference.run import Run, heads
 from engine.lowering.operations import CausalConv, DeltaRule, GatedNorm, GatedRecurrence, SelectiveScan
-from kernels.recurrent.causal_conv import CAUSAL_CONV
+from kernels.recurrent.causal_conv import CAUSAL_CONV, convolved
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
 from kernels.recurrent.rg_lru import RG_LRU
@@ -16,6 +16,9 @@ from kernels.recurrent.selective_scan import SELECTIVE_SCAN
 def _causal_conv(op: CausalConv, run: Run) -> None:
     weight = run.weights.parameter(op.weight)
     bias = None if op.bias is None else run.weights.parameter(op.bias)
+    if op.layer is None:
+        run[op.y] = convolved(run.columns(op.x), weight, bias, run.step.count)
+        return
     state = run.step.states[op.layer][0]
     run[op.y], _ = CAUSAL_CONV.reference(run.columns(op.x), weight, bias, op.act, state, *run.step.state_rows)
 

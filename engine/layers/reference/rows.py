@@ -23,6 +23,7 @@ from engine.lowering.operations import (
     Normalize,
     NormalizeGroups,
     NormalizeParts,
+    Repeat,
     Scale,
 )
 from kernels.activation import function, gated
@@ -92,7 +93,13 @@ def _scale(op: Scale, run: Run) -> None:
 
 
 def _clamp(op: Clamp, run: Run) -> None:
-    run.columns(op.x).clamp_(op.low, op.high)
+    x = run.columns(op.x)
+    most = torch.finfo(x.dtype).max
+    x.clamp_(max(op.low, -most), min(op.high, most))
+
+
+def _repeat(op: Repeat, run: Run) -> None:
+    run[op.y] = run[op.x].repeat_interleave(op.count, 1)
 
 
 def _all_reduce(op: AllReduce, run: Run) -> None:
@@ -119,6 +126,7 @@ def _gate(op: Gate, run: Run) -> None:
 
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Keep: _keep,
+    Repeat: _repeat,
     Bound: _bound,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,

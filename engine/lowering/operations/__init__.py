@@ -5,6 +5,8 @@ A new kind of operation has a file here, and one in the folder of each executor 
 
 from engine.lowering.operations.attention import (
     Attend,
+    AttendContext,
+    AttendLocal,
     CutHeads,
     PadValues,
     PrepareKV,
@@ -60,6 +62,7 @@ from engine.lowering.operations.rows import (
     Normalize,
     NormalizeGroups,
     NormalizeParts,
+    Repeat,
     Scale,
     scaled,
 )
@@ -76,6 +79,7 @@ from engine.lowering.operations.weights import (
     ExpertScales,
     ForeignWeights,
     HeadMatrices,
+    LocalWeights,
     Matrix,
     Multiplier,
     NormVector,
@@ -90,6 +94,10 @@ from engine.lowering.operations.weights import (
 )
 
 __all__ = [
+    "LocalWeights",
+    "Repeat",
+    "AttendLocal",
+    "AttendContext",
     "AbsorbQueries",
     "Activation",
     "ActivationNumbers",

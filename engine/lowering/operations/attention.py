@@ -4,7 +4,14 @@ from typing import ClassVar
 
 from engine.lowering.operations.operation import Operation
 from engine.lowering.operations.values import Value
-from engine.lowering.operations.weights import AlibiSlopes, DistanceBias, QKNormVectors, SinkLogits, SlopedDistances
+from engine.lowering.operations.weights import (
+    AlibiSlopes,
+    DistanceBias,
+    LocalWeights,
+    QKNormVectors,
+    SinkLogits,
+    SlopedDistances,
+)
 from engine.models.declared import declared
 from engine.models.parts import Attention, QueryScale, Rope
 
@@ -146,3 +153,31 @@ class Attend(Operation):
     @property
     def value_dim(self) -> int:
         return self.part.head_dim
+
+
+@declared(frozen=True, kw_only=True)
+class AttendContext(Operation):
+    """y = attention of the queries in q to keys and values that the caller gives for the rows of a frame: their columns
+    from `first` on. Without `part.source`, q also has keys and values of the queries, which they read too."""
+
+    q: Value
+    y: Value
+    part: Attention
+    first: int
+
+    @property
+    def own(self) -> bool:
+        return self.q.width > self.part.heads * self.part.head_dim
+
+    @property
+    def scale(self) -> float:
+        return float(self.part.head_dim**-0.5 if self.part.scale is None else self.part.scale)
+
+
+@declared(frozen=True, kw_only=True)
+class AttendLocal(Operation):
+    """y = attention of the queries in qkv to the keys and values of positions nearby."""
+
+    qkv: Value
+    y: Value
+    weight: LocalWeights

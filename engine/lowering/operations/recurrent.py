@@ -11,14 +11,14 @@ from engine.models.declared import declared
 @declared(frozen=True, kw_only=True)
 class CausalConv(Operation):
     """y = act(causal depthwise convolution of x), which continues the inputs in the state of the row's sequence.
-    layer: number of the recurrent layer, whose first state it is."""
+    layer: number of the recurrent layer, whose first state it is; None: rows begin with zeros, and have no state."""
 
     x: Columns
     y: Value
     weight: RecurrentParameter  # [channels, 1, conv]
     bias: RecurrentParameter | None
     act: Literal["silu", "none"]
-    layer: int
+    layer: int | None
 
 
 @declared(frozen=True, kw_only=True)

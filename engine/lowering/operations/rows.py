@@ -168,6 +168,15 @@ class Gate(Operation):
     act: Literal["sigmoid", "none"]
 
 
+@declared(frozen=True, kw_only=True)
+class Repeat(Operation):
+    """y = each column of x, `count` times."""
+
+    x: Value
+    y: Value
+    count: int
+
+
 def scaled(columns: Columns, factor: float) -> Iterator[Scale]:
     """Yield the operation that multiplies columns by a factor, unless it is 1."""
     if factor != 1.0:

@@ -9,12 +9,14 @@ from engine.models.parts import (
     Alibi,
     Attention,
     AudioEmbedding,
+    DistanceTable,
     Embedding,
     Experts,
     Foreign,
     Head,
     LatentAttention,
     LayerInputs,
+    LocalAttention,
     Norm,
     Parameter,
     RelativeBias,
@@ -161,7 +163,7 @@ class DistanceBias:
     """Bias of each head for each distance between a query and a key, expanded from buckets when the model is loaded.
     Layers with the same source share it."""
 
-    relative: RelativeBias
+    relative: RelativeBias | DistanceTable
     heads: int  # of all ranks
     root: str
 
@@ -173,6 +175,18 @@ class DistanceBias:
     @cached_property
     def name(self) -> str:
         return join(self.root, self.relative.source)
+
+
+@declared(frozen=True, kw_only=True)
+class LocalWeights:
+    """Factors of the queries, and projected distances, of a local attention, both in float32."""
+
+    part: LocalAttention
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, f"{self.part.scales}+{self.part.distances}")
 
 
 @declared(frozen=True, kw_only=True)
@@ -283,6 +297,7 @@ Weight = (
     | AlibiSlopes
     | DistanceBias
     | SlopedDistances
+    | LocalWeights
     | HeadMatrices
     | BlockMatrices
     | Correction

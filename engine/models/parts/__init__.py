@@ -5,7 +5,7 @@ own load code or forward pass.
 """
 
 from engine.models.parts.attention import Attention, Indexer, LatentAttention
-from engine.models.parts.audio import AudioEmbedding, ChunkedAudio, Conformer, LocalConformer
+from engine.models.parts.audio import AudioEmbedding, ChunkedAudio, NormedAudio, SubsampledAudio
 from engine.models.parts.blocks import (
     Block,
     Body,
@@ -21,6 +21,7 @@ from engine.models.parts.blocks import (
     output_norms,
     summed_bodies,
 )
+from engine.models.parts.conformer import Convolution, LocalAttention
 from engine.models.parts.embeddings import Embedding, LayerInputs, Lookup, Streams
 from engine.models.parts.heads import Alignment, Dense, Difference, Head, Pool, PooledNorm, Pooler, Stage, TokenLogits
 from engine.models.parts.linear import Linear, LowRankUpdate, Parameter, Rows, StoredTensor
@@ -67,6 +68,7 @@ from engine.models.parts.model import (
 from engine.models.parts.norms import LayerNorm, Norm, RMSNorm, named
 from engine.models.parts.positions import (
     Alibi,
+    DistanceTable,
     DynamicScaling,
     GridPositions,
     GridRope,
@@ -105,11 +107,12 @@ __all__ = [
     "Body",
     "ChunkedAudio",
     "ClassRow",
-    "Conformer",
+    "Convolution",
     "DecaySlopes",
     "DeltaNet",
     "Dense",
     "Difference",
+    "DistanceTable",
     "DynamicScaling",
     "Embedding",
     "Encoder",
@@ -131,7 +134,7 @@ __all__ = [
     "Linear",
     "LinearScaling",
     "Llama3Scaling",
-    "LocalConformer",
+    "LocalAttention",
     "LongScaling",
     "Lookup",
     "LowRank",
@@ -144,6 +147,7 @@ __all__ = [
     "Model",
     "NoRotation",
     "Norm",
+    "NormedAudio",
     "PageWriter",
     "Parallel",
     "Parameter",
@@ -179,6 +183,7 @@ __all__ = [
     "Stage",
     "StoredTensor",
     "Streams",
+    "SubsampledAudio",
     "Tiles",
     "TokenLogits",
     "Tower",

@@ -5,7 +5,7 @@ from typing import Literal
 from engine.models.declared import declared
 from engine.models.parts.linear import LowRankUpdate
 from engine.models.parts.norms import LayerNorm, RMSNorm
-from engine.models.parts.positions import Alibi, QueryScale, RelativeBias, Rope
+from engine.models.parts.positions import Alibi, DistanceTable, QueryScale, RelativeBias, Rope
 
 
 @declared(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Attention:
     are cut (MiMo-V2-Flash). It excludes `groups`, `order` and `gated`."""
     value_scale: float = 1.0  # multiplies the values
     alibi: Alibi | None = None  # of self-attention; if it is not causal, distances have no sign: -slope · |distance|
-    relative: RelativeBias | None = None  # of self-attention without ALiBi
+    relative: RelativeBias | DistanceTable | None = None  # of self-attention without ALiBi
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
     groups: int = 1
     """If q, k and v are one tensor: its rows are in this many groups, each with an equal number of heads of q, then of

@@ -1,4 +1,4 @@
-"""Embeddings of audio and the layers of Conformers."""
+"""Embeddings of audio."""
 
 from engine.models.declared import declared
 
@@ -66,43 +66,22 @@ class ChunkedAudio:
 
 
 @declared(frozen=True, kw_only=True)
-class Conformer:
-    """Encoder of a log-mel spectrogram [frames, mels] with convolutions in its blocks (arXiv:2005.08100, as changed for
-    Phi-4): x = W conv((spectrogram - mean) · scale). Convolutions of 3 · 3 with a stride of 2 divide the number of
-    frames by `reduction`. In each block:
-
-    x = x + ½ mlp(x);  x = x + attention(norm(x));  x = x + convolution(x);  x = norm(x + ½ mlp(x))
-
-    mlp          down(up y · act(gate y)), y = norm(x)
-    convolution  W₃ act(W₂ c), where c convolves each channel of (W₁ y + b₁) · act(W₀ y + b₀) over the last `kernel`
-                 positions, y = norm(x)
-    attention    among `window` positions, with a learned bias of each head for each distance up to `distances`; zeros
-                 fill the last of several windows
-
-    Every rank computes the encoder completely."""
+class SubsampledAudio:
+    """Embedding of a log-mel spectrogram [frames, mels] of a Conformer (Phi-4): x = W conv((spectrogram - mean) ·
+    scale). Convolutions of 3 · 3 with a stride of 2 divide the number of frames by `reduction`; all but the first are
+    of single channels, followed by one of single positions."""
 
     mels: int
     hidden: int
-    heads: int
-    intermediate_size: int
-    layers: int
-    act: str  # of the MLPs
-    gate_act: str  # of the gates of convolutions
-    convolution_act: str
-    embed_act: str  # of the convolutions of spectrograms
-    channels: int  # of the convolutions of spectrograms
+    act: str
+    channels: int
     reduction: int  # a power of two
-    kernel: int
-    distances: int
-    multiplier: int = 1  # convolutions of a channel
-    symmetric: bool = False  # distances have no sign
-    window: int = 500
     norm: None = None
     convolutions: tuple[str, ...] = ("embed.conv.0",)
 
     @property
     def bands(self) -> int:
-        """Bands after the convolutions of spectrograms."""
+        """Bands after the convolutions."""
         return self.reduced(self.mels)
 
     @property
@@ -110,45 +89,27 @@ class Conformer:
         return self.reduction.bit_length() - 1
 
     def reduced(self, size: int) -> int:
-        """Return the size after the convolutions of spectrograms."""
+        """Return the size after the convolutions."""
         return -(-size // self.reduction)
 
 
 @declared(frozen=True, kw_only=True)
-class LocalConformer:
-    """Conformer with local attention (arXiv:2303.01037, as changed for Gemma 4): x = W conv(spectrogram). A norm of the
-    channels and ReLU follow each of two convolutions of 3 · 3 with a stride of 2. In each block:
-
-    x = x + scale · after(mlp(before(x)));  x = x + after(attention(before(x)));
-    x = x + convolution(x);  x = x + scale · after(mlp(before(x)));  x = norm(x)
-
-    A position attends to itself and `window` - 1 positions before it. A score is q · k + q · r for the projection r of
-    sines and cosines of the distance, within ± `softcap`. A convolution is W₂ act(norm(c)), where c are convolutions of
-    each channel, over `kernel` positions up to the own one, of the first half of W₁ norm(x) times the sigmoid of the
-    second. With `clipped`, inputs and outputs of all projections but those of r and W are clipped to limits in the
-    checkpoint. Inputs of norms are clipped to ± `limit`. Every rank computes the encoder completely."""
+class NormedAudio:
+    """Embedding of a log-mel spectrogram [frames, mels] of a Conformer (Gemma 4): x = W conv(spectrogram). A norm of
+    the channels and ReLU follow each of two convolutions of 3 · 3 with a stride of 2."""
 
     hidden: int
-    heads: int
-    layers: int
-    act: str
-    channels: tuple[int, int]  # of the convolutions of spectrograms
-    kernel: int
-    window: int
-    softcap: float
-    scale: float  # of the MLPs
+    channels: tuple[int, int]
     eps: float
-    limit: float
-    clipped: bool
     norm: None = None
     convolutions: tuple[str, ...] = ("subsample_conv_projection.layer0.conv",)
 
     @property
     def bands(self) -> int:
-        """Bands after the convolutions of spectrograms."""
+        """Bands after the convolutions."""
         return self.channels[0] // 4
 
     @staticmethod
     def reduced(size: int) -> int:
-        """Return the size after the convolutions of spectrograms."""
+        """Return the size after the convolutions."""
         return -(-size // 4)

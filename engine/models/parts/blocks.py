@@ -4,13 +4,14 @@ from typing import Literal, TypeGuard
 
 from engine.models.declared import declared
 from engine.models.parts.attention import Attention, Indexer, LatentAttention
+from engine.models.parts.conformer import Convolution, LocalAttention
 from engine.models.parts.mlp import MLP, Experts, LayerInput, LowRank, Projection
 from engine.models.parts.norms import Norm
 from engine.models.parts.recurrent.mixer import Recurrent
 
 SelfAttention = Attention | LatentAttention
 PageWriter = SelfAttention | Indexer
-Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank | Projection
+Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank | Projection | LocalAttention | Convolution
 
 
 @declared(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class ResidualBlock:
     path: str = ""  # of its tensors below the root, if they belong to another layer, which shares them
     shortcut: Experts | None = None
     shortcut_norm: Norm | None = None
+    limit: float | None = None  # inputs of `before`, `after` and `last` are clipped to ± this number
 
 
 Block = tuple[ResidualBlock, ...]

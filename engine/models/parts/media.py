@@ -4,7 +4,7 @@ from typing import Literal
 
 from engine.api.media import Modality
 from engine.models.declared import declared
-from engine.models.parts.audio import AudioEmbedding, ChunkedAudio, Conformer, LocalConformer
+from engine.models.parts.audio import AudioEmbedding, ChunkedAudio, NormedAudio, SubsampledAudio
 from engine.models.parts.blocks import Block
 from engine.models.parts.linear import Linear, Rows, StoredTensor
 from engine.models.parts.mlp import MLP
@@ -53,7 +53,7 @@ class Patches:
 class Tower:
     """features = the outputs of the blocks `taken`, side by side."""
 
-    patches: Patches | AudioEmbedding | ChunkedAudio | Conformer | LocalConformer
+    patches: Patches | AudioEmbedding | ChunkedAudio | SubsampledAudio | NormedAudio
     """Embedding of the inputs; the parts below about grids are for patches."""
     blocks: tuple[Block, ...]
     taken: tuple[int, ...]  # numbers of blocks computed before a feature is taken; `norm` applies to all of them
@@ -77,6 +77,10 @@ class Tower:
     completed: int = 0
     """Side of squares of patches, for images with masks of their patches; 0: images have no masks. The unmasked part is
     completed to whole squares. The added patches attend to unmasked patches, and no patch attends to them (Phi-4)."""
+    clip_window: int = 0
+    """Positions of a clip that see one another; zeros fill the last of several windows. 0: all of them do."""
+    renamed: tuple[tuple[str, StoredTensor], ...] = ()
+    """Tensors of other shapes in the checkpoint, by the names that layers read, both within a block."""
     unread: tuple[str, ...] = ()
 
     @property

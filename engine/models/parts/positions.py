@@ -126,6 +126,21 @@ class RelativeBias:
 
 
 @declared(frozen=True, kw_only=True)
+class DistanceTable:
+    """Learned bias of each head for each distance d = position of the key - position of the query, added to the scores
+    of bidirectional attention (Phi-4's Conformer). A table has rows for -max_distance ≤ d < max_distance, or for
+    0 ≤ |d| < max_distance if it is `symmetric`. Other distances have the bias of the nearest."""
+
+    max_distance: int
+    symmetric: bool
+    source: str  # name of the layer in the checkpoint, [buckets, heads]; several attentions may share it
+
+    @property
+    def buckets(self) -> int:
+        return self.max_distance * (1 if self.symmetric else 2)
+
+
+@declared(frozen=True, kw_only=True)
 class QueryScale:
     """Factor of the queries at position p: 1 + scale · log(1 + floor((p + offset) / length))."""
 

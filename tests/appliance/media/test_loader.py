@@ -296,6 +296,10 @@ def test_sound_of_a_video_is_read_if_the_request_wants_it(form: str, tmp_path: P
     wanted = '{"use_audio_in_video": true}'
     plain, found = read(loud), read(loud, wanted)
     assert not plain.parts and plain.text == "<|VIDEO|>" and read(silent, wanted) == read(silent)
+    for samples in (0, 1, 320):  # a stream of sound without samples, and sounds that are shorter than a token
+        short = encoded(steps(50), form, codec, sound=noise[:samples])
+        assert read(short, wanted) == read(short)
+    assert len(read(encoded(steps(50), form, codec, sound=noise[:321]), wanted).parts) == 4
     # The video has 5 pairs of frames in 5 s, 2 in each piece. The sound has 62 tokens in 2.5 s.
     assert found.text == "<|audio_bos|><|VIDEO|><|AUDIO|><|VIDEO|><|AUDIO|><|VIDEO|><|audio_eos|>"
     each = plain.runs[0] // 5

@@ -82,6 +82,17 @@ def test_blocks_depend_on_the_media_up_to_their_end():
     assert shared(submit(20, image(9, 4)), submit(20, image(9, 4), image(17, 1))) == 4
 
 
+def test_the_token_before_a_video_or_clip_depends_on_it():
+    """Its position is another one if the item is a piece of a video with its sound."""
+    plain = submit(20)
+    for modality, same in (("image", 2), ("video", 1), ("audio", 1)):
+        item = msgspec.structs.replace(image(8, 4), modality=modality)
+        assert shared(plain, submit(20, item)) == same
+        assert shared(submit(20, item), submit(20, item)) == 5
+    first = msgspec.structs.replace(image(0, 4), modality="video")
+    assert shared(plain, submit(20, first)) == 0
+
+
 def test_blocks_of_a_bidirectional_prompt_depend_on_all_of_it():
     one = submit(20, image(1, 2))
     assert shared(one, submit(20, image(1, 2)), PREFIX) == 5

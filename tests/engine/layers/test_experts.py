@@ -16,7 +16,8 @@ from appliance.planning.workspace import PROCESS_BYTES, StepSize, workspace
 from engine.api.errors import CheckpointError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers import fused as fused_executor
+from engine.layers.fused.model import execute as execute_fused
+from engine.layers.fused.run import Run as FusedRun
 from engine.layers.linear import ExpertStack, Target
 from engine.layers.loaded import LoadedWeights, unloaded
 from engine.layers.lora import NO_ADAPTERS
@@ -124,13 +125,14 @@ class ExpertsLayer:
         return run[self.combine.y]
 
     def fused(self, x):
-        run = object.__new__(fused_executor._Run)
+        run = object.__new__(FusedRun)
         vocabulary = SimpleNamespace(world=self.world)
         run.weights = self.weights
-        run.model = SimpleNamespace(vocabulary=vocabulary, fused_reduce=None, reduced_by_norm=set(), compiler=None)
+        run.model = SimpleNamespace(vocabulary=vocabulary, fused_reduce=None, reduced_by_norm=set())
         run.adapters = NO_ADAPTERS
         run.values = {self.ops[0].x.name: x}
-        return run.execute(segments(self.ops, last_uses(self.ops, self.combine.y), "triton"))[self.combine.y]
+        execute_fused(segments(self.ops, last_uses(self.ops, self.combine.y), "triton"), run)
+        return run[self.combine.y]
 
 
 def expert_layers(program, weights, world=SINGLE):

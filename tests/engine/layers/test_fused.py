@@ -5,7 +5,7 @@ They compare every architecture with transformers, with chunked prompts, decodin
 import pytest
 import torch
 
-from engine.layers import fused
+from engine.layers.fused import attention
 from engine.models.kv_scales import KVScales
 from kernels.jit import installed
 from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV
@@ -56,7 +56,7 @@ def test_a_row_is_the_same_beside_others_bit_for_bit(name, checkpoint, driver, i
 def test_pages_of_8_bits_cost_little(checkpoint, driver, ids, monkeypatch):
     """Also with scales, which spread small keys and values over what 8 bits can hold. Torch writes the pages here: the
     interpreter loses the carry of a rounded mantissa."""
-    monkeypatch.setattr(fused, "QK_NORM_ROPE_KV", QK_NORM_ROPE_KV.reference)
+    monkeypatch.setattr(attention, "QK_NORM_ROPE_KV", QK_NORM_ROPE_KV.reference)
     prompt = ids(13)
     wanted = checkpoint("llama").logits(prompt)
     for scales in (None, KVScales((0.25,) * 3, (0.5,) * 3)):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.models.llama import modeling_llama
 
-from engine.layers import fused
+from engine.layers.fused import attention
 from engine.models.checkpoint import check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
 from kernels.fp8 import Fp8Products
@@ -88,7 +88,7 @@ def test_static_scales_of_fp8_pages_are_applied(producer, tmp_path, monkeypatch,
         return by_scale(x, exact[letter][layer])
 
     # Torch writes the pages: the interpreter loses the carry of a rounded mantissa.
-    monkeypatch.setattr(fused, "QK_NORM_ROPE_KV", QK_NORM_ROPE_KV.reference)
+    monkeypatch.setattr(attention, "QK_NORM_ROPE_KV", QK_NORM_ROPE_KV.reference)
     want = reference(made, prompt, monkeypatch, fp8_pages)
     unrounded = made.logits(prompt)
     got = driver(made.path, kernels="triton", page_dtype=E4M3, scales=scales, fp8=WIDENED).run(prompt, 5)

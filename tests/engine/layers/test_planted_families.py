@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.api.errors import EngineError
-from engine.layers import reference
+from engine.layers.reference import executor as reference
 from engine.lowering import program as ops
 from engine.models import parts
 from engine.models.checkpoint import read_checkpoint

@@ -11,10 +11,14 @@ from torch import Tensor
 
 from engine.api.errors import CheckpointError, TaskError
 from engine.distributed.world import Single
+from engine.layers.compiled.build import Region
 from engine.layers.linear import Target
 from engine.layers.tower import TowerModel
+from engine.layers.tower_executors import CompiledExecutor
+from engine.lowering.operations import Linear
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.weights.files import Weights
+from kernels.cpu import program as cpu
 from kernels.cpu.program import Team
 from tests.engine.layers.towers import CASES, Case, save
 
@@ -59,6 +63,20 @@ def test_embeddings_are_those_of_transformers(saved: Saved) -> None:
         tower = loaded(found, target)
         assert_close([embeddings for item in items for embeddings in tower.encode([item])], wanted)
         assert_close(tower.encode(items), wanted)
+
+
+def test_compiled_kernels_execute_every_program(saved: Saved) -> None:
+    """Also of towers with masks, of learned queries and of merged squares. Only operations that they lack are torch's,
+    and no product is."""
+    tower = loaded(read_checkpoint(saved[1]), compiled(1))
+    for program in tower.program.programs:
+        executor = tower._executors[id(program)]
+        assert isinstance(executor, CompiledExecutor)
+        executor.reserve(3)
+        made = [one for _, segment in executor._segments for one in segment if isinstance(one, Region)]
+        products = sum(isinstance(op, Linear) for op in program.ops)
+        assert sum(isinstance(op, cpu.Linear) for one in made for op in one.program.ops) == products
+    assert sum(isinstance(op, Linear) for program in tower.program.programs for op in program.ops) > 0
 
 
 @pytest.mark.parametrize("prefix", ["", "other.model."])

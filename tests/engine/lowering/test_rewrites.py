@@ -9,8 +9,10 @@ import torch
 from engine.api.errors import ConfigError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers import reference
+from engine.layers.kv import kv_layers
 from engine.layers.model import TextModel, make_pages
+from engine.layers.reference import executor as reference
+from engine.layers.reference.run import Run
 from engine.layers.step import plan_step
 from engine.lowering.lower import lower
 from engine.lowering.measures import buffer_widths
@@ -67,8 +69,8 @@ def states(loaded: TextModel, ops: tuple[Op, ...], world=SINGLE, forget: bool = 
     pages = make_pages(loaded.layout, 40, torch.float32, torch.device("cpu"))
     batch = prompt(IDS, loaded.layout)
     step = plan_step(batch, pages, loaded.layout, loaded.program.ropes)
-    kv = reference.kv_layers(loaded.layout)
-    run = reference.Run(loaded.weights, world, kv, torch.float32, step, batch.ids, batch.positions)
+    kv = kv_layers(loaded.layout)
+    run = Run(loaded.weights, world, kv, torch.float32, step, batch.ids, batch.positions)
     with torch.inference_mode():
         for op, unused in zip(ops, last_uses(ops, loaded.program.out), strict=True):
             reference.execute([op], run)

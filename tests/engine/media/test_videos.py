@@ -200,9 +200,10 @@ def encoded(
         video.pix_fmt = {"gif": "rgb8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
         if sound is not None:
             track = container.add_stream("pcm_s16le", rate=16_000, layout="mono")
-            block = av.AudioFrame.from_ndarray(sound[None], format="s16", layout="mono")
-            block.rate = 16_000
-            container.mux([*track.encode(block), *track.encode(None)])
+            if len(sound):
+                block = av.AudioFrame.from_ndarray(sound[None], format="s16", layout="mono")
+                block.rate = 16_000
+                container.mux([*track.encode(block), *track.encode(None)])
         for number, frame in enumerate(frames):
             one = av.VideoFrame.from_ndarray(frame, format="rgb24")
             one.pts, one.time_base = number, Fraction(1, rate)
