@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from engine.layers.batch import MediaRows
 from engine.layers.compiled.build import CompiledOps, Functions, Structures, TorchOp, given
 from engine.lowering.operations import (
     AddMedia,
@@ -32,51 +33,11 @@ def _rows(table: Tensor, scale: float, y: Tensor, blocks: BlockWeight | None = N
     )
 
 
-def _media(op: InsertMedia | AddMedia | FillMedia, ops: CompiledOps) -> TorchOp:
-    x = ops.buffers[op.x]
-    row = x
-    if isinstance(op, FillMedia):
-        row = ops.weights.token_rows(op.weight).look_up(torch.tensor([op.token]), x.dtype)
-
-    def compute(tokens: int) -> None:
-        assert ops.media is not None, "a step without media has no such operation"
-        if isinstance(op, FillMedia):
-            ops.media.fill(x[:tokens], row)
-        elif isinstance(op, AddMedia):
-            ops.media.add(x[:tokens], op.first)
-        else:
-            ops.media.insert(x[:tokens])
-
-    return TorchOp(compute, media=True)
-
-
-def _read_states(ops: CompiledOps, x: Tensor, y: Tensor, *, skips_first: bool) -> TorchOp:
-    def compute(tokens: int) -> None:
-        assert ops.read_states is not None, "a prediction head reads hidden states"
-        states, first = ops.read_states
-        y[:tokens] = states
-        if skips_first:
-            x.index_fill_(0, first, 0.0)
-
-    return TorchOp(compute)
-
-
-def _embed(ops: CompiledOps, x: Tensor) -> cpu.Embed:
+def _embed(op: Embed, ops: CompiledOps) -> Structures:
+    if op.weight.embed.is_sum:
+        return  # computed before the step
     assert ops.vocabulary is not None, "a program with an embedding has a vocabulary"
-    return _rows(ops.vocabulary.table, ops.vocabulary.part.scale, x, ops.vocabulary.blocks)
-
-
-def _media_op(op: InsertMedia | AddMedia | FillMedia, ops: CompiledOps) -> Structures:
-    yield _media(op, ops)
-
-
-def _embed_op(op: Embed, ops: CompiledOps) -> Structures:
-    if not op.weight.embed.is_sum:
-        yield _embed(ops, ops.buffers[op.y])
-
-
-def _read_states_op(op: ReadStates, ops: CompiledOps) -> Structures:
-    yield _read_states(ops, ops.buffers[op.x], ops.buffers[op.y], skips_first=op.skips_first)
+    yield _rows(ops.vocabulary.table, ops.vocabulary.part.scale, ops.buffers[op.y], ops.vocabulary.blocks)
 
 
 def _look_up(op: LookUp, ops: CompiledOps) -> Structures:
@@ -84,10 +45,46 @@ def _look_up(op: LookUp, ops: CompiledOps) -> Structures:
         yield _rows(ops.weights.token_rows(op.weight).table, op.weight.part.scale, ops.buffers[op.y])
 
 
+def _insert_media(op: InsertMedia, ops: CompiledOps) -> Structures:
+    x = ops.buffers[op.x]
+    yield TorchOp(lambda tokens: _media(ops).insert(x[:tokens]), media=True)
+
+
+def _add_media(op: AddMedia, ops: CompiledOps) -> Structures:
+    x = ops.buffers[op.x]
+    yield TorchOp(lambda tokens: _media(ops).add(x[:tokens], op.first), media=True)
+
+
+def _fill_media(op: FillMedia, ops: CompiledOps) -> Structures:
+    x = ops.buffers[op.x]
+    row = ops.weights.token_rows(op.weight).look_up(torch.tensor([op.token]), x.dtype)
+    yield TorchOp(lambda tokens: _media(ops).fill(x[:tokens], row), media=True)
+
+
+def _media(ops: CompiledOps) -> MediaRows:
+    assert ops.media is not None, "a step without media has no such operation"
+    return ops.media
+
+
+def _read_states(op: ReadStates, ops: CompiledOps) -> Structures:
+    x, y = ops.buffers[op.x], ops.buffers[op.y]
+
+    def compute(tokens: int) -> None:
+        assert ops.read_states is not None, "a prediction head reads hidden states"
+        states, first = ops.read_states
+        y[:tokens] = states
+        if op.skips_first:
+            x.index_fill_(0, first, 0.0)
+
+    yield TorchOp(compute)
+
+
 FUNCTIONS: Functions = {
     **dict.fromkeys((Input, EmbedAudio, LookUpPositions), given),
-    Embed: _embed_op,
-    **dict.fromkeys((InsertMedia, AddMedia, FillMedia), _media_op),
-    ReadStates: _read_states_op,
+    Embed: _embed,
     LookUp: _look_up,
+    InsertMedia: _insert_media,
+    AddMedia: _add_media,
+    FillMedia: _fill_media,
+    ReadStates: _read_states,
 }

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from engine.api.errors import CheckpointError
 from engine.layers.compiled.buffers import Buffers
@@ -16,33 +15,13 @@ from kernels.cpu.packing import Packed
 from kernels.experts.routes import sparsemixer_weights
 
 
-def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
-    """Weigh the experts that a Route selected by logits."""
-    logits, chosen, weights = values[op.logits], values[op.chosen].view(torch.int32), values[op.weights]
-
-    def compute(tokens: int) -> None:
-        own = logits[:tokens, : op.part.routed]
-        weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
-
-    return TorchOp(compute)
-
-
-def _scale_routes(op: ScaleRoutes, values: Buffers, scales: Tensor | None) -> TorchOp:
-    chosen, weights = values[op.chosen].view(torch.int32), values[op.weights]
-    assert scales is not None, "a program that scales routes has numbers of the experts"
-
-    def compute(tokens: int) -> None:
-        weights[:tokens].mul_(scales[chosen[:tokens].long()])
-
-    return TorchOp(compute)
-
-
-def _combine(op: Combine, values: Buffers, rank: int) -> cpu.Combine:
+def _combine(op: Combine, ops: CompiledOps) -> Structures:
+    values, rank = ops.buffers, 0 if ops.vocabulary is None else ops.vocabulary.world.rank
     y, logits = values[op.y], values[op.logits]
     shared = None if op.shared is None else values[op.shared]
     gate = None if op.part.shared_gate is None else logits[:, op.part.routed :]
     inputs = None if op.inputs is None or rank > 0 else values[op.inputs]
-    return cpu.Combine(
+    yield cpu.Combine(
         x=values[op.x].data_ptr(),
         weights=None if op.weights is None else values[op.weights].data_ptr(),
         gate=None if gate is None else gate.data_ptr(),
@@ -72,12 +51,12 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     return weights
 
 
-def _route(op: Route, ops: CompiledOps) -> cpu.Route:
+def _route(op: Route, ops: CompiledOps) -> Structures:
     """Select experts and weigh them; the weights of sparsemixer follow."""
     values = ops.buffers
     scores = "softmax_chosen" if op.part.scores == "sparsemixer" else op.part.scores
     part, logits, correction = op.part, values[op.logits], ops.weights.correction(op.correction)
-    return cpu.Route(
+    yield cpu.Route(
         logits=logits.data_ptr(),
         chosen=values[op.chosen].data_ptr(),  # int32
         weights=values[op.weights].data_ptr(),
@@ -92,12 +71,19 @@ def _route(op: Route, ops: CompiledOps) -> cpu.Route:
         top_two=part.group_score == "top_two",
         normalized=part.normalized,
     )
+    if part.scores == "sparsemixer":
+        yield _sparsemixer(op, values)
 
 
-def _route_op(op: Route, ops: CompiledOps) -> Structures:
-    yield _route(op, ops)
-    if op.part.scores == "sparsemixer":
-        yield _sparsemixer(op, ops.buffers)
+def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
+    """Weigh the experts that a Route selected by logits."""
+    logits, chosen, weights = values[op.logits], values[op.chosen].view(torch.int32), values[op.weights]
+
+    def compute(tokens: int) -> None:
+        own = logits[:tokens, : op.part.routed]
+        weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
+
+    return TorchOp(compute)
 
 
 def _expert_linear(op: ExpertLinear, ops: CompiledOps) -> Structures:
@@ -111,17 +97,20 @@ def _expert_linear(op: ExpertLinear, ops: CompiledOps) -> Structures:
         yield cpu.lora_experts(*own, x, y, k, gathered=op.gathered, scales=scales)
 
 
-def _scale_routes_op(op: ScaleRoutes, ops: CompiledOps) -> Structures:
-    yield _scale_routes(op, ops.buffers, ops.weights.correction(op.scales))
+def _scale_routes(op: ScaleRoutes, ops: CompiledOps) -> Structures:
+    chosen, weights = ops.buffers[op.chosen].view(torch.int32), ops.buffers[op.weights]
+    scales = ops.weights.correction(op.scales)
+    assert scales is not None, "a program that scales routes has numbers of the experts"
 
+    def compute(tokens: int) -> None:
+        weights[:tokens].mul_(scales[chosen[:tokens].long()])
 
-def _combine_op(op: Combine, ops: CompiledOps) -> Structures:
-    yield _combine(op, ops.buffers, 0 if ops.vocabulary is None else ops.vocabulary.world.rank)
+    yield TorchOp(compute)
 
 
 FUNCTIONS: Functions = {
-    Route: _route_op,
-    ScaleRoutes: _scale_routes_op,
+    Route: _route,
+    ScaleRoutes: _scale_routes,
     ExpertLinear: _expert_linear,
-    Combine: _combine_op,
+    Combine: _combine,
 }
