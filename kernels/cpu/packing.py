@@ -234,9 +234,7 @@ def _pad(data: Tensor, octets: int, zero: int, more_outputs: int, more_inputs: i
         data[:, -1, :octets] = zero
 
 
-def _place_codes(
-    values: Tensor | StoredCodes, at: int, data: Tensor, order: _Order, group: int, *, four: bool
-) -> None:
+def _place_codes(values: Tensor | StoredCodes, at: int, data: Tensor, order: _Order, group: int, *, four: bool) -> None:
     """Copy integers of one part to outputs `at` … of packed weights."""
     if isinstance(values, StoredCodes) and _place_stored(values, at, data, order):
         return

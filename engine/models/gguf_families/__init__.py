@@ -12,12 +12,15 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.api.errors import CheckpointError
-from engine.gguf.file import GgufFile, read_gguf
+from engine.gguf.file import GgufFile, GgufTensor, read_gguf
 from engine.models.gguf_families import dense, encoders, gemma, latent, mixtures, older, recurrent
 from engine.models.gguf_families.keys import POSITIONS, Family, Keys, rope_scaling, shared
-from engine.models.parts import Pool
+from engine.models.headers import TensorInfo
+from engine.models.labels import dense as dense_stage
+from engine.models.modules import Modules
+from engine.models.parts import Dense, Pool
 
-__all__ = ("FAMILIES", "KINDS", "POSITIONS", "Family", "Keys", "made_config", "stated_pool")
+__all__ = ("FAMILIES", "KINDS", "POSITIONS", "Family", "Keys", "made_config", "stated_modules")
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -79,17 +82,36 @@ def _made(found: GgufFile, family: Family, keys: Keys) -> dict[str, Any]:
 
 _POOLS: Mapping[object, Pool | None] = {0: None, 1: "mean", 2: "first", 3: "last"}  # by pooling_type
 _RERANKER = 4  # pooling_type
+DENSE = ("dense_2", "dense_3")  # projections behind the pooling, in order, as sentence-transformers numbers its modules
 
 
-def stated_pool(file: Path) -> Pool | None:
-    """Return the pooling that a file of an embedding model states, or None. Raises CheckpointError for others."""
+def stated_modules(file: Path) -> Modules | None:
+    """Return the pooling of a file of an embedding model, with the projections behind it, or None. Raises
+    CheckpointError for a pooling that is not supported."""
     found = read_gguf(file)
     key = f"{found.require('general.architecture')}.pooling_type"
     stated = found.keys.get(key, 0)
     if stated not in _POOLS:
         what = "a reranker, which is not supported from GGUF" if stated == _RERANKER else "supported are 0 to 3"
         raise CheckpointError(f"{file}: {key} is {stated!r}, {what}; serve a checkpoint in Hugging Face's layout")
-    return _POOLS[stated]
+    pool = _POOLS[stated]
+    if pool is None:
+        return None
+    own = {tensor.name: tensor for tensor in found.tensors}
+    stages, stored = list[Dense](), list[tuple[str, TensorInfo]]()
+    for name in DENSE:
+        weight = own.get(f"{name}.weight")
+        if weight is None:
+            continue
+        if len(weight.shape) != 2:
+            raise CheckpointError(f"{file}: {name}.weight has shape {list(weight.shape)}; it must be a matrix")
+        stages.append(dense_stage(name, "linear", weight.shape[1], weight.shape[0], bias=f"{name}.bias" in own))
+        stored += [(one, TensorInfo(*_place(own[one]))) for one in (f"{name}.weight", f"{name}.bias") if one in own]
+    return Modules(pool, tuple(stages), normalizes=True, stored=tuple(stored))
+
+
+def _place(tensor: GgufTensor) -> tuple[Path, str, tuple[int, ...], int, int]:
+    return tensor.file, tensor.type, tensor.shape, tensor.offset, tensor.bytes
 
 
 def _end_ids(found: GgufFile) -> list[int]:

@@ -26,6 +26,11 @@ def _t5(keys: Keys) -> Settings:
     }
 
 
+def _t5_encoder(keys: Keys) -> Settings:
+    found = _t5(keys)
+    return {**found, "architectures": [found["architectures"][0].replace("ForConditionalGeneration", "EncoderModel")]}
+
+
 def _encoder(keys: Keys) -> Settings:
     return {
         "hidden_size": keys.positive("embedding_length"),
@@ -47,6 +52,11 @@ def _segments(keys: Keys) -> Settings:
         "layer_norm_eps": keys.positive("attention.layer_norm_epsilon"),
         "type_vocab_size": 1 if table is None or len(table.shape) == 1 else table.shape[0],
     }
+
+
+def _jina_bert(keys: Keys) -> Settings:
+    own = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+    return {**_encoder(keys), **_segments(keys), **own, "hidden_act": "gelu", "rope_theta": None}
 
 
 def _modern_bert(keys: Keys) -> Settings:
@@ -73,11 +83,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             lambda keys: {**_encoder(keys), **_segments(keys), "hidden_act": "silu"},
             is_decoder=False,
         ),
+        "eurobert": Family(("EuroBertModel",)),
+        "jina-bert-v2": Family(("JinaBertModel",), _jina_bert, is_decoder=False),
+        "jina-bert-v3": Family(("JinaEmbeddingsV3Model",), _bert, is_decoder=False),
         "modern-bert": Family(("ModernBertModel",), _modern_bert, is_decoder=False),
         "t5": Family(
             ("T5ForConditionalGeneration", "UMT5ForConditionalGeneration", "MT5ForConditionalGeneration"),
             _t5,
             is_decoder=False,
         ),
+        "t5encoder": Family(("T5EncoderModel", "UMT5EncoderModel", "MT5EncoderModel"), _t5_encoder, is_decoder=False),
     }
 )

@@ -16,7 +16,7 @@ _GEMMA2_CAPS, _GEMMA2_WINDOW = (50.0, 30.0), 4096  # the first files of gemma2 d
 
 
 def _later_gemma(keys: Keys) -> Settings:
-    wide, caps = keys.layers == _GEMMA_27B[keys.kind], _GEMMA2_CAPS if keys.kind == "gemma2" else (None, None)
+    wide, caps = keys.layers == _GEMMA_27B.get(keys.kind), _GEMMA2_CAPS if keys.kind == "gemma2" else (None, None)
     found = {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": keys.positive("embedding_length") // keys.heads if wide else keys.head_dim,
@@ -24,7 +24,11 @@ def _later_gemma(keys: Keys) -> Settings:
         "final_logit_softcapping": keys.get("final_logit_softcapping", caps[1]),
         **(layer_types(keys, 2, _GEMMA2_WINDOW) if keys.kind == "gemma2" else layer_types(keys, 6)),
     }
-    return found | ({"rope_local_base_freq": keys.get("rope.freq_base_swa", 10000.0)} if keys.kind == "gemma3" else {})
+    return found if keys.kind == "gemma2" else found | {"rope_local_base_freq": keys.get("rope.freq_base_swa", 10000.0)}
+
+
+def _gemma_embedding(keys: Keys) -> Settings:
+    return {**_later_gemma(keys), "use_bidirectional_attention": True}
 
 
 def _per_layer_inputs(keys: Keys) -> Settings:
@@ -112,6 +116,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "gemma": Family(("GemmaForCausalLM",), _gemma),
         "gemma2": Family(("Gemma2ForCausalLM",), _later_gemma),
         "gemma3": Family(("Gemma3ForCausalLM",), _later_gemma),
+        "gemma-embedding": Family(("Gemma3TextModel",), _gemma_embedding),
         "gemma3n": Family(("Gemma3nForCausalLM",), _gemma3n),
         "gemma4": Family(("Gemma4ForCausalLM",), _gemma4),
     }
