@@ -70,7 +70,7 @@ def quantize(options: argparse.Namespace) -> int:
             options.mix.write_text(json.dumps({"layers": _entries(report["mix"])}, indent=2) + "\n")
         except OSError as error:
             return _wrong("quantize", f"{error.filename}: {(error.strerror or str(error)).lower()}")
-        print(f"{options.mix}: written; slipway convert {options.model} FOLDER --mix {options.mix}", file=sys.stderr)
+        print(f"{options.mix}: written; {_next_step(report, options)}", file=sys.stderr)
     return exits.OK.number
 
 
@@ -104,18 +104,28 @@ def _entries(mix: dict[str, str]) -> dict[str, str]:
     return {name.replace(".", r"\.") + r"(\..*)?": format for name, format in mix.items()}
 
 
+def _next_step(report: Any, options: argparse.Namespace) -> str:
+    source = options.model
+    if report["refusal"]:
+        print(f"{options.model}: {report['refusal']}", file=sys.stderr)
+        source = "CHECKPOINT"
+    return f"slipway convert {source} FOLDER --mix {options.mix}"
+
+
 def _print(report: Any, options: argparse.Namespace) -> None:
     print(f"{report['tokens']} tokens of {options.evaluate}; perplexity in float32: {report['perplexity']:.4g}")
-    print(f"{'':<28} {'bytes':>10} {'KL int4':>10} {'KL int8':>10}  format")
+    print(f"{'':<28} {'int4':>10} {'KL':>9} {'int8':>10} {'KL':>9} {'stored':>10}  {'format' if report['mix'] else ''}")
     for layer in report["layers"]:
-        chosen = report["mix"].get(layer["name"], "")
-        shown = layer["bytes"].get(chosen or "int4", 0)
-        four, eight = (layer["costs"][format]["kl"] for format in ("int4", "int8"))
-        print(f"{layer['name']:<28} {_size(shown):>10} {four:>10.2e} {eight:>10.2e}  {chosen}")
+        four, eight, stored = (_size(layer["bytes"][format]) for format in ("int4", "int8", "stored"))
+        costs = (layer["costs"][format]["kl"] for format in ("int4", "int8"))
+        sizes = f"{four:>10} {next(costs):>9.2e} {eight:>10} {next(costs):>9.2e} {stored:>10}"
+        print(f"{layer['name']:<28} {sizes}  {report['mix'].get(layer['name'], '')}".rstrip())
     for format, cost in report["all"].items():
         print(f"all in {format}: {_size(report['all_bytes'][format])}, {_shown(cost)}")
+    print(f"as stored: {_size(report['all_bytes']['stored'])}")
     if report["mix_cost"] is not None:
         print(f"proposed mix: {_size(report['mix_bytes'])}, {_shown(report['mix_cost'])}")
+    print(f"not included: {_size(report['other_bytes'])} of other tensors, such as the embedding, the head and norms")
 
 
 def _shown(cost: Any) -> str:

@@ -117,25 +117,37 @@ struct CodeRows {
 };
 
 template <typename T, int64_t CODES> void pack_codes_block(const uint8_t* from, const CodeRows& source, int64_t rows, const Order& order, uint8_t* out) {
-    constexpr int64_t N = 16 / sizeof(T), SIZE = sizeof(T);
+    constexpr int64_t N = 16 / sizeof(T), SIZE = sizeof(T), LINE = 4;
     const int64_t group_chunks = order.columns / N;
-    for (int64_t chunk = 0; chunk < source.chunks; chunk++) {
-        const uint8_t* start = from + chunk / source.block_chunks * source.block + chunk % source.block_chunks * 16;
-        uint8_t* to = out + chunk / group_chunks * order.group + chunk % group_chunks * order.side * 16;
-        for (int64_t row = 0; row < rows; row += N) {
-            const int64_t count = rows - row < N ? rows - row : N;
-            Vector<T> square[N] = {};
-            for (int64_t i = 0; i < count; i++) {
-                std::memcpy(&square[i], start + (row + i) * source.stride, 16);
-                square[i] = packed_codes<T, CODES>(square[i]);
-            }
-            transpose<T>(square);
-            for (int64_t i = 0; i < N; i++) {
-                uint8_t* column = to + (i * order.side + row) * SIZE;
-                if (count == N) std::memcpy(column, &square[i], 16);
-                else std::memcpy(column, &square[i], size_t(count * SIZE));
-            }
+    const uint8_t *block = from, *starts[LINE];
+    uint8_t *group = out, *places[LINE];
+    int64_t in_block = 0, in_group = 0;
+    // All rows of a few chunks, then the next chunks: rows whose distance is a power of two share a set of the cache.
+    for (int64_t chunk = 0; chunk < source.chunks; chunk += LINE) {
+        const int64_t chunks = source.chunks - chunk < LINE ? source.chunks - chunk : LINE;
+        for (int64_t c = 0; c < chunks; c++) {
+            starts[c] = block + in_block * 16, places[c] = group + in_group * order.side * 16;
+            if (++in_block == source.block_chunks) in_block = 0, block += source.block;
+            if (++in_group == group_chunks) in_group = 0, group += order.group;
         }
+        int64_t row = 0;
+        for (; row + N <= rows; row += N)
+            for (int64_t c = 0; c < chunks; c++) {
+                Vector<T> square[N];
+                for (int64_t i = 0; i < N; i++) {
+                    std::memcpy(&square[i], starts[c] + (row + i) * source.stride, 16);
+                    square[i] = packed_codes<T, CODES>(square[i]);
+                }
+                transpose<T>(square);
+                for (int64_t i = 0; i < N; i++) std::memcpy(places[c] + (i * order.side + row) * SIZE, &square[i], 16);
+            }
+        for (; row < rows; row++)
+            for (int64_t c = 0; c < chunks; c++) {
+                Vector<T> one;
+                std::memcpy(&one, starts[c] + row * source.stride, 16);
+                one = packed_codes<T, CODES>(one);
+                for (int64_t i = 0; i < N; i++) std::memcpy(places[c] + (i * order.side + row) * SIZE, (const uint8_t*)&one + i * SIZE, size_t(SIZE));
+            }
     }
 }
 

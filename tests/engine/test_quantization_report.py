@@ -59,6 +59,9 @@ def test_costs_equal_those_of_rounded_models(model, folder):
     assert report.all["int4"].kl > cost.kl
     matrices = [one for name, one in model.named_parameters() if "layers.0." in name and one.ndim == 2]
     assert report.layers[0].bytes["stored"] == 4 * sum(one.numel() for one in matrices)
+    others = [one for name, one in model.named_parameters() if one.ndim != 2 or ".layers." not in name]
+    unique = {one.data_ptr(): one for one in others}.values()
+    assert report.other_bytes == 4 * sum(one.numel() for one in unique)
     assert report.layers[0].bytes["int4"] == sum(one.numel() for one in matrices) * (4 + 16 / 32) / 8
 
 
@@ -85,8 +88,25 @@ def test_the_mix_is_the_best_one_within_the_budget():
         assert sum(sizes[format] for format in found.values()) <= budget
         total = sum((*kl[name], 0.0)[names.index(format)] for name, format in found.items())
         assert total <= best * 1.35, budget
-    with pytest.raises(CheckpointError, match=r"the budget of 39 bytes is too small: the matrices need 40 in 4 bits"):
+    with pytest.raises(CheckpointError, match=r"the budget of 39 bytes is too small: the matrices need at least 40"):
         proposal(layers, 39)
+
+
+def test_formats_that_are_larger_than_the_checkpoint_are_not_proposed():
+    """Of a checkpoint in 5 bits, 8 bits take more bytes for less accuracy, and of one in 4 bits so do 4 bits."""
+    kl = {"int4": Cost(kl=1e-2, perplexity=1.0, change=0.0, same_top=1.0),
+          "int8": Cost(kl=1e-4, perplexity=1.0, change=0.0, same_top=1.0)}  # fmt: skip
+    sizes = {
+        "a": {"int4": 10, "int8": 20, "stored": 12},
+        "b": {"int4": 10, "int8": 20, "stored": 9},
+        "c": {"int4": 10, "int8": 20, "stored": 40},
+    }
+    layers = [LayerCost(name=name, bytes=bytes, costs=kl) for name, bytes in sizes.items()]
+    assert proposal(layers, 29) == {"a": "int4", "b": "stored", "c": "int4"}
+    assert proposal(layers, 31) == {"a": "stored", "b": "stored", "c": "int4"}
+    assert proposal(layers, 41) == {"a": "stored", "b": "stored", "c": "int8"}
+    with pytest.raises(CheckpointError, match=r"the matrices need at least 29"):
+        proposal(layers, 28)
 
 
 def test_a_text_without_tokens_is_refused(folder, tmp_path):

@@ -10,6 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from appliance.cli.arguments import _bytes
+from appliance.cli.convert import _next_step
 from appliance.cli.main import main
 from engine.models.checkpoint import read_checkpoint
 from tests.engine.quantized_writers import random_model
@@ -32,7 +33,8 @@ def test_a_mix_is_measured_proposed_and_written(folder, tmp_path, capfd):
     assert main(words) == 0
     shown = capfd.readouterr()
     assert "model.layers.1" in shown.out and "all in int4:" in shown.out and "proposed mix:" in shown.out
-    assert f"slipway convert {folder} FOLDER --mix {mix}" in shown.err
+    assert f"slipway convert {folder} FOLDER --mix {mix}" in shown.err and "1 of 2 layers measured, " in shown.err
+    assert "not included: " in shown.out and "as stored: " in shown.out
     assert {"int4", "int8"} >= set(json.loads(mix.read_text())["layers"].values())
     assert main(["convert", str(folder), str(made), "--mix", str(mix)]) == 0
     shown = capfd.readouterr().out
@@ -40,6 +42,13 @@ def test_a_mix_is_measured_proposed_and_written(folder, tmp_path, capfd):
     check = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=made, capture_output=True, text=True, check=False)
     assert check.returncode == 0, check.stdout
     assert read_checkpoint(made).quantization.method == "compressed-tensors"
+
+
+def test_the_mix_of_a_gguf_file_is_for_the_checkpoint_that_it_was_made_from(capsys):
+    options = argparse.Namespace(model="m.gguf", mix="mix.json")
+    report = {"refusal": "a GGUF file is not converted"}
+    assert _next_step(report, options) == "slipway convert CHECKPOINT FOLDER --mix mix.json"
+    assert "m.gguf: a GGUF file is not converted" in capsys.readouterr().err
 
 
 def test_errors_name_the_cause(folder, tmp_path, capfd):
