@@ -112,7 +112,7 @@ def _readable(job: Job) -> Checkpoint:
 def refusal(checkpoint: Checkpoint) -> str:
     """Return why a checkpoint cannot be converted, or ""."""
     if find_gguf(checkpoint.path) is not None:
-        return "a GGUF file is not converted: it is served as it is; convert the checkpoint that it was made from"
+        return "a GGUF file is not converted, because it is served as it is; use the checkpoint that it was made from"
     if checkpoint.model.transposed or checkpoint.model.foreign is not None:
         return (
             f"{checkpoint.architecture} is not converted, because its matrices are stored transposed or only "

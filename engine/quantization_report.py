@@ -52,6 +52,7 @@ class Job(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text: str  # a text file
     tokens: int = 1024  # read from the text, at most
     budget: int = 0  # bytes of all matrices of a mix; 0: no mix is proposed
+    is_applied: bool = False  # the mix is for `slipway convert` of this checkpoint
     threads: int = 0  # 0: as torch chooses
     trust_remote_code: bool = False
 
@@ -82,7 +83,6 @@ class Report(msgspec.Struct, kw_only=True):
     all: dict[str, Cost]  # all layers in one format
     all_bytes: dict[str, int]
     other_bytes: int = 0  # of all other tensors, as they are stored
-    refusal: str = ""  # why `slipway convert` cannot apply a mix to this checkpoint
     mix: dict[str, str] = {}  # layer → format
     mix_bytes: int = 0
     mix_cost: Cost | None = None
@@ -114,6 +114,8 @@ class _Measured:
             raise CheckpointError(
                 f"{checkpoint.path}: only decoders are measured; this model has other outputs or inputs"
             )
+        if job.is_applied and (reason := refusal(checkpoint)):
+            raise CheckpointError(f"{checkpoint.path}: {reason}")
         tokenizer = Tokenizer(checkpoint.path)
         ids = tokenizer.encode(_text(Path(job.text)))[: job.tokens]
         self._windows = [ids[at : at + WINDOW] for at in range(0, len(ids), WINDOW)]
@@ -126,7 +128,6 @@ class _Measured:
         plain = Weights(checkpoint.tensors, lambda fraction: None)
         own = checkpoint.quantization
         self._weights = plain if own is None else QuantizedWeights(plain, own, sources(model))
-        self.refusal = refusal(checkpoint)
         self._stored: dict[str, int] = {}
         for one, info in checkpoint.tensors.items():
             path, _, last = one.rpartition(".")
@@ -216,7 +217,7 @@ def _text(path: Path) -> str:
 
 def measure(job: Job) -> Report:
     """Measure each layer in each format, all layers in one format, and a mix for the budget. Raises CheckpointError if
-    the budget is too small."""
+    the budget is too small, or the mix cannot be applied."""
     if job.threads:
         torch.set_num_threads(job.threads)
     model = _Measured(job)
@@ -238,7 +239,6 @@ def measure(job: Job) -> Report:
         layers=layers,
         all={},
         all_bytes={format: sum(layer.bytes[format] for layer in layers) for format in FORMATS},
-        refusal=model.refusal,
     )
     report.other_bytes = model.stored_bytes - report.all_bytes["stored"]
     for format in rounded:

@@ -27,6 +27,7 @@ def convert(options: argparse.Namespace) -> int:
         "head": options.head,
         "group_size": options.group_size,
         "layers": mix,
+        "shard_bytes": options.shard_size,
         "trust_remote_code": options.trust_remote_code,
     }
     report = _run("engine.convert", job)
@@ -56,6 +57,7 @@ def quantize(options: argparse.Namespace) -> int:
         "text": str(options.evaluate),
         "tokens": options.tokens,
         "budget": options.budget,
+        "is_applied": options.mix is not None,
         "trust_remote_code": options.trust_remote_code,
     }
     report = _run("engine.quantization_report", job)
@@ -70,7 +72,7 @@ def quantize(options: argparse.Namespace) -> int:
             options.mix.write_text(json.dumps({"layers": _entries(report["mix"])}, indent=2) + "\n")
         except OSError as error:
             return _wrong("quantize", f"{error.filename}: {(error.strerror or str(error)).lower()}")
-        print(f"{options.mix}: written; {_next_step(report, options)}", file=sys.stderr)
+        print(f"{options.mix}: written; slipway convert {options.model} FOLDER --mix {options.mix}", file=sys.stderr)
     return exits.OK.number
 
 
@@ -102,14 +104,6 @@ def _mix(path: Path) -> dict[str, str]:
 def _entries(mix: dict[str, str]) -> dict[str, str]:
     """Return regular expressions of paths for the layers of a mix."""
     return {name.replace(".", r"\.") + r"(\..*)?": format for name, format in mix.items()}
-
-
-def _next_step(report: Any, options: argparse.Namespace) -> str:
-    source = options.model
-    if report["refusal"]:
-        print(f"{options.model}: {report['refusal']}", file=sys.stderr)
-        source = "CHECKPOINT"
-    return f"slipway convert {source} FOLDER --mix {options.mix}"
 
 
 def _print(report: Any, options: argparse.Namespace) -> None:

@@ -10,9 +10,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from engine import quantization_report
 from engine.api.errors import CheckpointError
 from engine.quantization_report import Cost, Job, LayerCost, measure, proposal
 from kernels.quantisation import to_int4
+from tests.engine.gguf_writer import Kind, write_gguf
 from tests.engine.quantized_writers import random_model
 
 WORDS = {f"w{number}": number for number in range(128)}
@@ -107,6 +109,13 @@ def test_formats_that_are_larger_than_the_checkpoint_are_not_proposed():
     assert proposal(layers, 41) == {"a": "stored", "b": "stored", "c": "int8"}
     with pytest.raises(CheckpointError, match=r"the matrices need at least 29"):
         proposal(layers, 28)
+
+
+def test_a_mix_of_a_checkpoint_that_is_not_converted_is_refused_before_the_measurement(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "m.gguf", random_model("Qwen3", head_dim=16), Kind("qwen3"))
+    monkeypatch.setattr(quantization_report, "TextModel", None)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: a GGUF file is not converted, .*that it was made from"):
+        measure(Job(model=str(path), text="none", budget=1, is_applied=True))
 
 
 def test_a_text_without_tokens_is_refused(folder, tmp_path):

@@ -10,7 +10,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from appliance.cli.arguments import _bytes
-from appliance.cli.convert import _next_step
 from appliance.cli.main import main
 from engine.models.checkpoint import read_checkpoint
 from tests.engine.quantized_writers import random_model
@@ -36,19 +35,14 @@ def test_a_mix_is_measured_proposed_and_written(folder, tmp_path, capfd):
     assert f"slipway convert {folder} FOLDER --mix {mix}" in shown.err and "1 of 2 layers measured, " in shown.err
     assert "not included: " in shown.out and "as stored: " in shown.out
     assert {"int4", "int8"} >= set(json.loads(mix.read_text())["layers"].values())
-    assert main(["convert", str(folder), str(made), "--mix", str(mix)]) == 0
+    assert main(["convert", str(folder), str(made), "--mix", str(mix), "--shard-size", "200K"]) == 0
+    files = sorted(made.glob("*.safetensors"))
+    assert len(files) > 2 and max(file.stat().st_size for file in files) < 250_000
     shown = capfd.readouterr().out
     assert "% of the source" in shown and "sha256sum -c SHA256SUMS" in shown
     check = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=made, capture_output=True, text=True, check=False)
     assert check.returncode == 0, check.stdout
     assert read_checkpoint(made).quantization.method == "compressed-tensors"
-
-
-def test_the_mix_of_a_gguf_file_is_for_the_checkpoint_that_it_was_made_from(capsys):
-    options = argparse.Namespace(model="m.gguf", mix="mix.json")
-    report = {"refusal": "a GGUF file is not converted"}
-    assert _next_step(report, options) == "slipway convert CHECKPOINT FOLDER --mix mix.json"
-    assert "m.gguf: a GGUF file is not converted" in capsys.readouterr().err
 
 
 def test_errors_name_the_cause(folder, tmp_path, capfd):
