@@ -16,16 +16,17 @@ ARCHITECTURES = tuple(f"{family}{_END}" for family in ("T5", "MT5", "UMT5"))
 
 def declare(config: Mapping[str, Any]) -> Model:
     architecture = config["architectures"][0].removesuffix(_END) + _WHOLE
-    encoder = t5.declare({**config, "architectures": [architecture]}).encoder
+    whole = t5.declare({**config, "architectures": [architecture]})
+    encoder = whole.encoder
     assert encoder is not None, "T5 has an encoder"
     return Model(
-        embed=encoder.embed,
+        embed=whole.embed,
         blocks=encoder.blocks,
         norm=encoder.norm,
         head=None,
         max_context=encoder.max_encoder_input,
         root="",
         layers=encoder.layers,
-        pooler=Pooler(task="embed", width=encoder.embed.hidden, pool="mean", activation="normalize"),
+        pooler=Pooler(task="embed", width=whole.embed.hidden, pool="mean", activation="normalize"),
         unread=("encoder.embed_tokens.", "decoder.", "lm_head."),
     )

@@ -59,6 +59,17 @@ def _jina_bert(keys: Keys) -> Settings:
     return {**_encoder(keys), **_segments(keys), **own, "hidden_act": "gelu", "rope_theta": None}
 
 
+def _nomic_moe(keys: Keys) -> Settings:
+    return {
+        **_encoder(keys),
+        **_segments(keys),
+        "hidden_act": "gelu",
+        "moe_every_n_layers": keys.positive("moe_every_n_layers"),
+        "num_experts": keys.positive("expert_count"),
+        "moe_top_k": keys.positive("expert_used_count"),
+    }
+
+
 def _modern_bert(keys: Keys) -> Settings:
     return {
         **_encoder(keys),
@@ -83,6 +94,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             lambda keys: {**_encoder(keys), **_segments(keys), "hidden_act": "silu"},
             is_decoder=False,
         ),
+        "nomic-bert-moe": Family(("NomicBertModel",), _nomic_moe, is_decoder=False),
         "eurobert": Family(("EuroBertModel",)),
         "jina-bert-v2": Family(("JinaBertModel",), _jina_bert, is_decoder=False),
         "jina-bert-v3": Family(("JinaEmbeddingsV3Model",), _bert, is_decoder=False),

@@ -1,11 +1,13 @@
 """Encoders in GGUF files: hidden states and vectors equal transformers'."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
@@ -15,7 +17,7 @@ from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import usable
 from tests.engine.gguf_writer import Kind, write_gguf
 from tests.engine.layers.pooled_cases import CASES as POOLED
-from tests.engine.layers.pooled_cases import save
+from tests.engine.layers.pooled_cases import SIZES, save
 from tests.engine.layers.test_encoders import Runner, Saved, close, prompt
 from tests.engine.layers.test_gguf_families import made
 
@@ -66,6 +68,70 @@ def test_states_and_vectors_are_those_of_the_model(name: str, by: str, tmp_path:
         states = model.output(ids)
         want = {1: states.mean(0), 2: states[0], 3: states[-1]}[pool]
         close(vector, torch.nn.functional.normalize(want, dim=0))
+
+
+def nomic_moe(tensors: dict[str, torch.Tensor], config: Any, ids: list[int]) -> torch.Tensor:
+    """Compute NomicBERT with experts in odd layers, token by token for the experts."""
+    F, heads, hidden = torch.nn.functional, config.num_attention_heads, config.hidden_size
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.layer_norm(x, (hidden,), tensors[f"{name}.weight"], tensors[f"{name}.bias"], config.layer_norm_eps)
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+
+    size = hidden // heads
+    angles = torch.arange(len(ids))[:, None] * 10_000.0 ** (-torch.arange(0, size, 2) / size)
+    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    turn = lambda x: x * cos + torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1) * sin  # noqa: E731
+    x = tensors["embeddings.word_embeddings.weight"][ids] + tensors["embeddings.token_type_embeddings.weight"][0]
+    x = norm(x, "emb_ln")
+    for layer in range(config.num_hidden_layers):
+        at = f"encoder.layers.{layer}"
+        q, k, v = linear(x, f"{at}.attn.Wqkv").view(len(ids), 3, heads, size).permute(1, 2, 0, 3)
+        mixed = ((turn(q) @ turn(k).transpose(1, 2)) * size**-0.5).softmax(-1) @ v
+        x = norm(x + linear(mixed.transpose(0, 1).flatten(1), f"{at}.attn.out_proj"), f"{at}.norm1")
+        if layer % 2 == 0:
+            y = linear(F.gelu(linear(x, f"{at}.mlp.fc1")), f"{at}.mlp.fc2")
+        else:
+            scores = (x @ tensors[f"{at}.mlp.router.layer.weight"].T).softmax(-1)
+            up, down = (tensors[f"blk.{layer}.ffn_{one}_exps.weight"] for one in ("up", "down"))
+            y = torch.zeros_like(x)
+            for token, row in enumerate(scores):
+                for expert in row.topk(2).indices.tolist():
+                    y[token] += row[expert] * (down[expert] @ F.gelu(up[expert] @ x[token]))
+        x = norm(x + y, f"{at}.norm2")
+    return x
+
+
+@pytest.mark.parametrize("by", ["torch", *usable()[:1]])
+def test_experts_of_nomic_embed_are_routed_in_every_second_layer(by: str, tmp_path: Path) -> None:
+    """Its code is not part of transformers."""
+    config = transformers.NomicBertConfig(**SIZES, layer_norm_eps=1e-5, num_local_experts=5)
+    draw, hidden, inner = torch.Generator().manual_seed(7), config.hidden_size, config.intermediate_size
+    shapes = {
+        "embeddings.word_embeddings": (config.vocab_size, hidden),
+        "embeddings.token_type_embeddings": (1, hidden),
+    }
+    biased = {"emb_ln": (hidden,)}
+    for layer in range(3):
+        at = f"encoder.layers.{layer}"
+        biased |= {f"{at}.attn.Wqkv": (3 * hidden, hidden), f"{at}.attn.out_proj": (hidden, hidden)}
+        biased |= {f"{at}.norm1": (hidden,), f"{at}.norm2": (hidden,)}
+        if layer % 2:
+            shapes |= {f"{at}.mlp.router.layer": (5, hidden), f"blk.{layer}.ffn_up_exps": (5, inner, hidden),
+                       f"blk.{layer}.ffn_down_exps": (5, hidden, inner)}  # fmt: skip
+        else:
+            biased |= {f"{at}.mlp.fc1": (inner, hidden), f"{at}.mlp.fc2": (hidden, inner)}
+    tensors = {f"{name}.weight": torch.randn(shape, generator=draw) * 0.3 for name, shape in (shapes | biased).items()}
+    tensors |= {f"{name}.bias": torch.randn(shape[:1], generator=draw) * 0.3 for name, shape in biased.items()}
+    keys = {"pooling_type": 1, "moe_every_n_layers": 2, "expert_count": 5, "expert_used_count": 2}
+    model = SimpleNamespace(config=config)
+    path = write_gguf(
+        tmp_path / "m.gguf", model, Kind("nomic-bert-moe", keys | {"rope.freq_base": 1e4}), source=tensors
+    )
+    ids = prompt(13)
+    close(Runner(path, by).hidden([ids])[0], nomic_moe(tensors, config, ids))
 
 
 @pytest.mark.parametrize("types", [{}, {"dense_3": Type.Q8_0}])
