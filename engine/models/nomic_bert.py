@@ -1,7 +1,9 @@
 """NomicBERT: a post-norm encoder with RoPE and gated MLPs (nomic-embed-text).
 
 nomic-embed-text-v2-moe, which is read from GGUF files, has biases, MLPs without a gate, and routed experts instead of
-them in every second layer. Source: transformers modeling_nomic_bert.py. Tensors have the names of the original code, which transformers also uses
+them in every second layer.
+
+Source: transformers modeling_nomic_bert.py. Tensors have the names of the original code, which transformers also uses
 when it saves (conversion_mapping.py). The keys of config.json may be those of either. Source of the experts:
 src/models/bert.cpp of llama.cpp; the files have no bias of their sum.
 """
