@@ -243,9 +243,10 @@ def written_numbers(weight: "Int4Weight | Int8Weight") -> "dict[str, Tensor]":
     """Return the tensors of `written_tensors`."""
     import torch
 
+    from kernels import stored_codes
     from kernels.quantisation import Int4Weight
 
-    bits, values = 4, weight.values
+    bits, values = 4, stored_codes.unpacked(weight.values)
     if not isinstance(weight, Int4Weight):
         bits, values = 8, (values.to(torch.int16) + 128).to(torch.uint8)
     shape = torch.tensor(values.shape, dtype=torch.int64)
