@@ -179,6 +179,15 @@ def test_stored_codes_are_packed_like_unpacked_ones(layout, bits, inputs, group,
     assert torch.equal(Joined(tuple(parts)).restored(), joined(plain).restored())
 
 
+def test_parts_with_scales_of_different_types_have_them_in_float32():
+    values, scales = torch.ones(24, 64, dtype=torch.int8), numbers(24, 2)
+    parts = tuple(Int8Weight(values, scales.to(kind), 32) for kind in (torch.float16, torch.bfloat16))
+    packed = pack(Joined(parts), AVX2)
+    assert packed.scale_type == torch.float32
+    tail = packed.data[1, 0, 32 * 16 :].view(torch.float32)
+    assert torch.equal(tail, torch.cat((parts[0].scales[16:, 0].float(), parts[1].scales[:8, 0].float())))
+
+
 @pytest.mark.parametrize(("layout", "bits"), LAYOUTS)
 def test_shares_of_stored_codes_are_shares_of_the_integers(layout, bits):
     codes = np.random.default_rng(3).integers(0, 1 << bits, (48, 128), dtype=np.uint8)
