@@ -1,13 +1,14 @@
 """`python -m benchmarks.load [--shape qwen3-0.6b]`: time to load a checkpoint that is not in the page cache.
 
 Each case is a checkpoint and the format of its weights in memory. A round removes the files from the page cache and
-reads their bytes, then removes them again and starts an engine in this process, without the imports. It prints medians,
-and the time of the start divided by that of reading the bytes.
+reads their bytes, then removes them again and starts an engine in this process, without the imports. It prints medians:
+both times and their ratio, the CPU time of the start, and the memory that it touched for the first time (page faults).
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -39,6 +40,8 @@ class Load:
     bytes: int
     read_s: list[float]
     ready_s: list[float]
+    cpu_s: list[float]  # of all threads, user and system, of a start
+    touched_bytes: list[int]  # pages that a start touched first, without those of files that a page fault reads
 
     @property
     def ratio(self) -> float:
@@ -72,12 +75,16 @@ def start(folder: Path, weights: str) -> float:
 
 def measure(case: str, folder: Path, weights: str, rounds: int) -> Load:
     files = sorted(folder.glob("*.safetensors"))
-    found = Load(case, sum(file.stat().st_size for file in files), [], [])
+    found = Load(case, sum(file.stat().st_size for file in files), [], [], [], [])
     for _ in range(rounds):
         evict(files)
         found.read_s.append(read(files))
         evict(files)
+        before = resource.getrusage(resource.RUSAGE_SELF)
         found.ready_s.append(start(folder, weights))
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        found.cpu_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        found.touched_bytes.append((after.ru_minflt - before.ru_minflt) * resource.getpagesize())
     return found
 
 
@@ -101,7 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
             one = loads[-1]
             print(
                 f"{one.case:16}{one.bytes / 1e6:8,.0f} MB  read {statistics.median(one.read_s):6.2f} s  ready "
-                f"{statistics.median(one.ready_s):6.2f} s  ratio {one.ratio:5.2f}"
+                f"{statistics.median(one.ready_s):6.2f} s  ratio {one.ratio:5.2f}  CPU "
+                f"{statistics.median(one.cpu_s):6.2f} s  touched {statistics.median(one.touched_bytes) / 1e6:8,.0f} MB"
             )
     if given.out:
         report = {"machine": asdict(facts()), "shape": given.shape, "loads": [asdict(one) for one in loads]}

@@ -104,17 +104,21 @@ def convert(job: Job, progress: Callable[[float], None] = lambda fraction: None)
 
 def _readable(job: Job) -> Checkpoint:
     checkpoint = read_checkpoint(job.source, job.trust_remote_code)
-    if find_gguf(checkpoint.path) is not None:
-        raise CheckpointError(
-            f"{checkpoint.path}: a GGUF file is not converted: it is served as it is; convert the checkpoint that it "
-            "was made from"
-        )
-    if checkpoint.model.transposed or checkpoint.model.foreign is not None:
-        raise CheckpointError(
-            f"{checkpoint.path}: {checkpoint.architecture} is not converted, because its matrices are stored "
-            "transposed or only transformers can read them; use quantization.weights"
-        )
+    if reason := refusal(checkpoint):
+        raise CheckpointError(f"{checkpoint.path}: {reason}")
     return checkpoint
+
+
+def refusal(checkpoint: Checkpoint) -> str:
+    """Return why a checkpoint cannot be converted, or ""."""
+    if find_gguf(checkpoint.path) is not None:
+        return "a GGUF file is not converted, because it is served as it is; use the checkpoint that it was made from"
+    if checkpoint.model.transposed or checkpoint.model.foreign is not None:
+        return (
+            f"{checkpoint.architecture} is not converted, because its matrices are stored transposed or only "
+            "transformers can read them; use quantization.weights"
+        )
+    return ""
 
 
 class _Conversion:

@@ -10,8 +10,10 @@ everywhere, layers get more bits in the order of the divergence that a byte remo
 import math
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from engine.api.config import WeightBits
 from engine.api.errors import EXIT_PERMANENT, CheckpointError, EngineError
+from engine.convert import refusal
 from engine.distributed.world import SINGLE
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import layout
@@ -49,6 +52,7 @@ class Job(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text: str  # a text file
     tokens: int = 1024  # read from the text, at most
     budget: int = 0  # bytes of all matrices of a mix; 0: no mix is proposed
+    is_applied: bool = False  # the mix is for `slipway convert` of this checkpoint
     threads: int = 0  # 0: as torch chooses
     trust_remote_code: bool = False
 
@@ -78,6 +82,7 @@ class Report(msgspec.Struct, kw_only=True):
     layers: list[LayerCost]
     all: dict[str, Cost]  # all layers in one format
     all_bytes: dict[str, int]
+    other_bytes: int = 0  # of all other tensors, as they are stored
     mix: dict[str, str] = {}  # layer → format
     mix_bytes: int = 0
     mix_cost: Cost | None = None
@@ -109,6 +114,8 @@ class _Measured:
             raise CheckpointError(
                 f"{checkpoint.path}: only decoders are measured; this model has other outputs or inputs"
             )
+        if job.is_applied and (reason := refusal(checkpoint)):
+            raise CheckpointError(f"{checkpoint.path}: {reason}")
         tokenizer = Tokenizer(checkpoint.path)
         ids = tokenizer.encode(_text(Path(job.text)))[: job.tokens]
         self._windows = [ids[at : at + WINDOW] for at in range(0, len(ids), WINDOW)]
@@ -136,6 +143,11 @@ class _Measured:
     @property
     def tokens(self) -> int:
         return sum(map(len, self._windows))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors but biases."""
+        return sum(self._stored.values())
 
     def sizes(self, name: str) -> dict[str, int]:
         """Return the bytes of a layer's matrices in each format, with the scales."""
@@ -205,13 +217,13 @@ def _text(path: Path) -> str:
 
 def measure(job: Job) -> Report:
     """Measure each layer in each format, all layers in one format, and a mix for the budget. Raises CheckpointError if
-    the budget is too small."""
+    the budget is too small, or the mix cannot be applied."""
     if job.threads:
         torch.set_num_threads(job.threads)
     model = _Measured(job)
     base = model.score()
     rounded = [format for format in FORMATS if format != "stored"]
-    layers = []
+    layers, began_s = [], time.monotonic()
     for number, name in enumerate(model.layers, 1):
         costs = {}
         for format in rounded:
@@ -219,7 +231,8 @@ def measure(job: Job) -> Report:
             costs[format] = model.cost(base, model.score())
         model.round(name, "stored")
         layers.append(LayerCost(name=name, bytes=model.sizes(name), costs=costs))
-        print(f"{number} of {len(model.layers)} layers measured", file=sys.stderr, flush=True)
+        left = format_duration((time.monotonic() - began_s) / number * (len(model.layers) - number))
+        print(f"{number} of {len(model.layers)} layers measured, {left} left", file=sys.stderr, flush=True)
     report = Report(
         tokens=model.tokens,
         perplexity=model.perplexity(base),
@@ -227,6 +240,7 @@ def measure(job: Job) -> Report:
         all={},
         all_bytes={format: sum(layer.bytes[format] for layer in layers) for format in FORMATS},
     )
+    report.other_bytes = model.stored_bytes - report.all_bytes["stored"]
     for format in rounded:
         report.all[format] = _together(model, base, dict.fromkeys(model.layers, format))
     if job.budget:
@@ -236,24 +250,40 @@ def measure(job: Job) -> Report:
     return report
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration for people, in seconds below 2 minutes, else in minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
 def _together(model: _Measured, base: Sequence[Tensor], mix: Mapping[str, str]) -> Cost:
     for name, format in mix.items():
         model.round(name, format)
     return model.cost(base, model.score())
 
 
+def useful(layer: LayerCost) -> list[str]:
+    """Return the formats of a layer without those that take as many bytes as a more accurate one, with rising
+    accuracy. Matrices that are quantized in the checkpoint may be smaller than int8."""
+    found: list[str] = []
+    for format in reversed(FORMATS):
+        if not found or layer.bytes[format] < layer.bytes[found[-1]]:
+            found.append(format)
+    return found[::-1]
+
+
 def proposal(layers: Sequence[LayerCost], budget: int) -> dict[str, str]:
     """Return a format for each layer, whose bytes do not exceed the budget. Steps to more bits are taken in the order
-    of the divergence that they remove per byte. Raises CheckpointError if 4 bits everywhere need more."""
-    mix = dict.fromkeys((layer.name for layer in layers), FORMATS[0])
-    used = sum(layer.bytes[FORMATS[0]] for layer in layers)
+    of the divergence that they remove per byte. Raises CheckpointError if the smallest formats need more."""
+    formats = {layer.name: useful(layer) for layer in layers}
+    mix = {name: found[0] for name, found in formats.items()}
+    used = sum(layer.bytes[mix[layer.name]] for layer in layers)
     if used > budget:
-        raise CheckpointError(f"the budget of {budget:,} bytes is too small: the matrices need {used:,} in 4 bits")
+        raise CheckpointError(f"the budget of {budget:,} bytes is too small: the matrices need at least {used:,}")
     steps = []
     for layer in layers:
         costs = {**{format: cost.kl for format, cost in layer.costs.items()}, "stored": 0.0}
-        for lower, higher in zip(FORMATS, FORMATS[1:], strict=False):
-            more = max(layer.bytes[higher] - layer.bytes[lower], 1)
+        for lower, higher in pairwise(formats[layer.name]):
+            more = layer.bytes[higher] - layer.bytes[lower]
             steps.append(((costs[lower] - costs[higher]) / more, more, layer.name, lower, higher))
     taken = True
     while taken:

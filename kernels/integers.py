@@ -13,6 +13,7 @@ from kernels.int8_matmul import INT8_MATMUL
 from kernels.integer_matmul import INTEGER_MATMUL, packed, restored
 from kernels.quantisation import Int4Weight, Int8Weight
 from kernels.quantize_int8 import QUANTIZE_INT8
+from kernels.stored_codes import unpacked
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,13 @@ def pack_integers(weight: Int4Weight | Int8Weight, device: torch.device) -> Inte
     if isinstance(weight, Int8Weight) and weight.rounds:
         scales = weight.scales[:, :1].t().to(device, torch.float32, copy=True).contiguous()
         static = None if weight.static_scale is None else weight.static_scale.to(device, torch.float32, copy=True)
-        values, inputs = weight.values.to(device, copy=True), weight.values.shape[1]
+        values, inputs = unpacked(weight.values).to(device, copy=True), weight.values.shape[1]
         return IntegerWeight(values, scales, None, 8, inputs, inputs, rounds=True, static_scale=static)
     four = isinstance(weight, Int4Weight)
     zeros = weight.zeros if isinstance(weight, Int4Weight) else None
     bits = 4 if four else 8
     return IntegerWeight(
-        packed(weight.values.to(device), bits, weight.group),
+        packed(unpacked(weight.values).to(device), bits, weight.group),
         weight.scales.t().to(device, copy=True).contiguous(),
         None if zeros is None else zeros.t().to(device, copy=True).contiguous(),
         bits,

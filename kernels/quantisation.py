@@ -9,16 +9,19 @@ one scale per row would cost a language model 1 % of perplexity or more, and one
 float.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.stored_codes import StoredCodes, unpacked
+
 # Integers to which the weight farthest from 0 is scaled. It is clipped beyond -8 and 7, which reduces the error of the
 # other weights. On matrices of SmolLM2-135M the square error is 8 % lower than with five negative integers without
 # refinement.
 FARTHEST = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0, 7.5, 8.0, 8.5, 6.5)
+MIDDLE = 8  # the zero point of 4 bits without zero points
 ROWS_AT_ONCE = 4096
 CACHED = 1 << 18  # numbers that are quantized at once on a CPU; their float32 intermediate values stay in its caches
 SMALL_BLOCK, LARGE_BLOCK = 32, 64  # activations with one scale
@@ -32,7 +35,7 @@ Search = Callable[[Tensor, Sequence[float], int, int], tuple[Tensor, Tensor]]
 class Int8Weight:
     """The last group may be shorter than the others. `order`: column i multiplies input order[i]; None: input i."""
 
-    values: Tensor  # [outputs, inputs] int8
+    values: Tensor | StoredCodes  # [outputs, inputs] int8
     scales: Tensor  # [outputs, groups] float16, bfloat16 or float32
     group: int
     order: Tensor | None = None  # [inputs] int32
@@ -40,22 +43,51 @@ class Int8Weight:
     static_scale: Tensor | None = None  # [1] float32, scale of the activations; None: it follows from their values
 
     def restored(self) -> Tensor:
-        return _in_order(self.values.float() * _wide(self.scales, self), self.order)
+        return _in_order(unpacked(self.values).float() * _wide(self.scales, self), self.order)
 
 
 @dataclass(frozen=True)
 class Int4Weight:
     """The last group may be shorter than the others. `order`: column i multiplies input order[i]; None: input i."""
 
-    values: Tensor  # [outputs, inputs] uint8, 0 … 15
+    values: Tensor | StoredCodes  # [outputs, inputs] uint8, 0 … 15
     scales: Tensor  # [outputs, groups] float16, bfloat16 or float32
     zeros: Tensor | None  # [outputs, groups] uint8, 0 … 16; None: 8
     group: int
     order: Tensor | None = None  # [inputs] int32
 
     def restored(self) -> Tensor:
-        zeros = 8.0 if self.zeros is None else _wide(self.zeros, self)
-        return _in_order((self.values.float() - zeros) * _wide(self.scales, self), self.order)
+        zeros = float(MIDDLE) if self.zeros is None else _wide(self.zeros, self)
+        return _in_order((unpacked(self.values).float() - zeros) * _wide(self.scales, self), self.order)
+
+    @property
+    def zero_points(self) -> Tensor:
+        """The zero points, [outputs, groups] uint8, also of a weight that has none of its own."""
+        return self.zeros if self.zeros is not None else torch.full(self.scales.shape, MIDDLE, dtype=torch.uint8)
+
+
+def common_type(scales: Iterable[Tensor]) -> torch.dtype:
+    """Return the type of all these scales, float32 if they differ."""
+    kinds = {one.dtype for one in scales}
+    return kinds.pop() if len(kinds) == 1 else torch.float32
+
+
+def joined(parts: Sequence[Int8Weight | Int4Weight]) -> Int8Weight | Int4Weight:
+    """Return the outputs of weights of one kind, one after another, in one weight."""
+    values = torch.cat([unpacked(part.values) for part in parts])
+    wide = common_type(part.scales for part in parts)
+    scales = torch.cat([part.scales.to(wide) for part in parts])
+    first = parts[0]
+    if not isinstance(first, Int4Weight):
+        eights = [part for part in parts if isinstance(part, Int8Weight)]
+        static = [part.static_scale for part in eights if part.static_scale is not None]
+        # One scale for all sources, because they read the same rows: the largest one.
+        static_scale = torch.cat(static).amax().view(1) if static else None
+        return Int8Weight(values, scales, first.group, first.order, first.rounds, static_scale)
+    fours = [part for part in parts if isinstance(part, Int4Weight)]
+    has_zeros = any(part.zeros is not None for part in fours)
+    zeros = torch.cat([part.zero_points for part in fours]) if has_zeros else None
+    return Int4Weight(values, scales, zeros, first.group, first.order)
 
 
 def _wide(of_groups: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:

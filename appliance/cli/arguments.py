@@ -367,6 +367,8 @@ def convert(command: argparse.ArgumentParser) -> None:
     command.add_argument("--group-size", type=int, choices=(32, 64, 128), default=0, help=text)
     text = "file of `slipway quantize --mix` with a format for each layer"
     command.add_argument("--mix", metavar="FILE", type=Path, default=None, help=text)
+    text = "most bytes of a weight file, such as 4GiB or 600MB; default 4GiB"
+    command.add_argument("--shard-size", metavar="BYTES", type=_bytes, default=4 << 30, help=text)
     _trusted(command)
 
 
@@ -377,7 +379,7 @@ def quantize(command: argparse.ArgumentParser) -> None:
     command.add_argument("--evaluate", metavar="TEXT", type=Path, required=True, help=text)
     text = "tokens that are read from the text; default 1024"
     command.add_argument("--tokens", metavar="N", type=_above_0, default=1024, help=text)
-    text = "bytes for all matrices, such as 4GiB or 600MB: proposes a format for each layer"
+    text = "bytes for the matrices of all layers, such as 4GiB or 600MB: proposes a format for each layer"
     command.add_argument("--budget", metavar="BYTES", type=_bytes, default=0, help=text)
     text = "write the proposal to a file for `slipway convert --mix`"
     command.add_argument("--mix", metavar="FILE", type=Path, default=None, help=text)
@@ -391,7 +393,8 @@ def _trusted(command: argparse.ArgumentParser) -> None:
 
 
 def _bytes(text: str) -> int:
-    """Return a number of bytes, such as 4G, 4GiB or 600MB. K, M and G are powers of 1024. Raises ArgumentTypeError."""
+    """Return a number of bytes, such as 4G, 4GiB or 600MB. K, M and G without B are powers of 1024. Raises
+    ArgumentTypeError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:([KMG])(iB|B)?|B)?", text, re.IGNORECASE)
     if match:
         base = 1000 if (match[3] or "").upper() == "B" else 1024

@@ -27,6 +27,7 @@ def convert(options: argparse.Namespace) -> int:
         "head": options.head,
         "group_size": options.group_size,
         "layers": mix,
+        "shard_bytes": options.shard_size,
         "trust_remote_code": options.trust_remote_code,
     }
     report = _run("engine.convert", job)
@@ -56,6 +57,7 @@ def quantize(options: argparse.Namespace) -> int:
         "text": str(options.evaluate),
         "tokens": options.tokens,
         "budget": options.budget,
+        "is_applied": options.mix is not None,
         "trust_remote_code": options.trust_remote_code,
     }
     report = _run("engine.quantization_report", job)
@@ -106,16 +108,18 @@ def _entries(mix: dict[str, str]) -> dict[str, str]:
 
 def _print(report: Any, options: argparse.Namespace) -> None:
     print(f"{report['tokens']} tokens of {options.evaluate}; perplexity in float32: {report['perplexity']:.4g}")
-    print(f"{'':<28} {'bytes':>10} {'KL int4':>10} {'KL int8':>10}  format")
+    print(f"{'':<28} {'int4':>10} {'KL':>9} {'int8':>10} {'KL':>9} {'stored':>10}  {'format' if report['mix'] else ''}")
     for layer in report["layers"]:
-        chosen = report["mix"].get(layer["name"], "")
-        shown = layer["bytes"].get(chosen or "int4", 0)
-        four, eight = (layer["costs"][format]["kl"] for format in ("int4", "int8"))
-        print(f"{layer['name']:<28} {_size(shown):>10} {four:>10.2e} {eight:>10.2e}  {chosen}")
+        four, eight, stored = (_size(layer["bytes"][format]) for format in ("int4", "int8", "stored"))
+        costs = (layer["costs"][format]["kl"] for format in ("int4", "int8"))
+        sizes = f"{four:>10} {next(costs):>9.2e} {eight:>10} {next(costs):>9.2e} {stored:>10}"
+        print(f"{layer['name']:<28} {sizes}  {report['mix'].get(layer['name'], '')}".rstrip())
     for format, cost in report["all"].items():
         print(f"all in {format}: {_size(report['all_bytes'][format])}, {_shown(cost)}")
+    print(f"as stored: {_size(report['all_bytes']['stored'])}")
     if report["mix_cost"] is not None:
         print(f"proposed mix: {_size(report['mix_bytes'])}, {_shown(report['mix_cost'])}")
+    print(f"not included: {_size(report['other_bytes'])} of other tensors, such as the embedding, the head and norms")
 
 
 def _shown(cost: Any) -> str:

@@ -1,20 +1,18 @@
 """awq: integers packed eight per word, with zero points. Source: AutoAWQ, modules/linear; GPTQModel 7.7.
 
-gemm  along the outputs, in ORDER: qweight [inputs, outputs / 8], qzeros and scales [groups, outputs]
+gemm  along the outputs (`across` in kernels/stored_codes.py): qweight [inputs, outputs / 8], qzeros and scales
+      [groups, outputs]
 gemv  along the inputs, in their order: qweight [outputs, inputs / 8]; qzeros and scales [outputs, groups], padded
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from engine.formats.format import SCALES, Format, Method, Settings, Stored, StoredMatrix, group_size, refuse, words
-from engine.formats.integers import Integers, Numbers, unpacked
+from engine.formats.integers import Integers, Numbers, codes_of, unpacked
 from engine.formats.native import Groups
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # index of the output in each four bits of a word, from the lowest bits on
+EACH = 8  # integers of a word
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,8 @@ class Awq(Integers):
     def tensors(self, rows: int, inputs: int) -> dict[str, Stored]:
         groups = words(inputs, self.stored.group or inputs)
         return {
-            "qweight": Stored((inputs, words(rows, len(ORDER))), ("I32",)),
-            "qzeros": Stored((groups, words(rows, len(ORDER))), ("I32",)),
+            "qweight": Stored((inputs, words(rows, EACH)), ("I32",)),
+            "qzeros": Stored((groups, words(rows, EACH)), ("I32",)),
             "scales": Stored((groups, rows), SCALES),
             # Some exporters write a bias of zeros for a projection without bias.
             "bias": Stored((rows,), optional=True),
@@ -35,14 +33,15 @@ class Awq(Integers):
     def numbers(self, matrix: StoredMatrix) -> Numbers:
         import torch
 
-        places = [ORDER.index(output) for output in range(len(ORDER))]
+        from kernels.stored_codes import StoredCodes
 
-        def outputs(suffix: str) -> "Tensor":
-            words_of = matrix.read(suffix)
-            numbers = unpacked(words_of, 4).view(len(words_of), -1, len(places))
-            return numbers[:, :, places].flatten(1)[:, : matrix.rows].T
+        def outputs(suffix: str) -> StoredCodes:
+            packed = matrix.read(suffix)
+            return StoredCodes(packed.T, "across", 4, len(packed))
 
-        return Numbers(outputs("qweight"), matrix.read("scales").T, outputs("qzeros").to(torch.int16))
+        values, zeros = outputs("qweight"), outputs("qzeros").unsigned()[: matrix.rows].to(torch.int16)
+        exact = values if matrix.rows % EACH == 0 else values.unsigned()[: matrix.rows]
+        return Numbers(exact, matrix.read("scales").T, zeros)
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Gemv(Integers):
 
         groups = words(matrix.inputs, self.stored.group or matrix.inputs)
         zeros = unpacked(matrix.read("qzeros"), 4)[:, :groups].to(torch.int16)
-        values = unpacked(matrix.read("qweight"), 4)[:, : matrix.inputs]
+        values = codes_of(matrix.read("qweight"), 4, matrix.inputs)
         return Numbers(values, matrix.read("scales")[:, :groups], zeros)
 
     def _zero_words(self, inputs: int) -> int:

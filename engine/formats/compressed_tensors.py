@@ -32,7 +32,7 @@ from engine.formats.format import (
     words,
 )
 from engine.formats.fp8 import Fp8, block_size
-from engine.formats.integers import Integers, Numbers, packed_words, unpacked, words_of
+from engine.formats.integers import Integers, Numbers, codes_of, packed_words, signed_codes, unpacked, words_of
 from engine.formats.layers import entries, pattern
 from engine.formats.native import E4M3, FP8_BLOCK, Groups
 
@@ -72,7 +72,7 @@ class Packed(Integers):
             raise matrix.error(
                 f"{matrix.path}.weight_shape is {read('weight_shape').tolist()}, but config.json makes it {declared}"
             )
-        values = unpacked(read("weight_packed"), bits)[:, : matrix.inputs]
+        values = codes_of(read("weight_packed"), bits, matrix.inputs)
         zeros = None
         if self.stored.zeros:
             zeros = unpacked(read("weight_zero_point").T, bits)[:, : matrix.rows].T.to(torch.int16)
@@ -98,9 +98,8 @@ class Int8(Integers):
     def numbers(self, matrix: StoredMatrix) -> Numbers:
         import torch
 
-        values = (matrix.read("weight").to(torch.int16) + 128).to(torch.uint8)
         zeros = matrix.read("weight_zero_point").to(torch.int16) + 128 if self.stored.zeros else None
-        return Numbers(values, matrix.read("weight_scale"), zeros)
+        return Numbers(signed_codes(matrix.read("weight")), matrix.read("weight_scale"), zeros)
 
 
 def _format(settings: Settings, name: str) -> Format:
@@ -244,9 +243,10 @@ def written_numbers(weight: "Int4Weight | Int8Weight") -> "dict[str, Tensor]":
     """Return the tensors of `written_tensors`."""
     import torch
 
+    from kernels import stored_codes
     from kernels.quantisation import Int4Weight
 
-    bits, values = 4, weight.values
+    bits, values = 4, stored_codes.unpacked(weight.values)
     if not isinstance(weight, Int4Weight):
         bits, values = 8, (values.to(torch.int16) + 128).to(torch.uint8)
     shape = torch.tensor(values.shape, dtype=torch.int64)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.ggml_blocks import BlockWeight
+    from kernels.stored_codes import StoredCodes
 
 BLOCK = 32
 
@@ -118,16 +119,15 @@ class IntegerBlocks(Blocks):
     def __str__(self) -> str:
         return self.type or str(self.native)
 
-    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
-        """Return the integers, [outputs, blocks, size], and the scales, [outputs, blocks, groups of a block]. raw:
-        [outputs, blocks, bytes]."""
+    def integers(self, raw: "Tensor") -> "tuple[StoredCodes, Tensor]":
+        """Return the integers and the scales, [outputs, groups]. raw: [outputs, blocks, bytes]."""
         raise NotImplementedError
 
     def unpack(self, matrix: StoredMatrix) -> Any:
         from kernels.quantisation import Int4Weight, Int8Weight
 
-        raw = matrix.read("weight").view(matrix.rows, matrix.inputs // self.size, -1)
-        values, scales = (self.rows(part.flatten(1)) for part in self.integers(raw))
+        raw = self.rows(matrix.read("weight").view(matrix.rows, matrix.inputs // self.size, -1))
+        values, scales = self.integers(raw)
         assert self.native.group is not None, "blocks have scales of their own"
         if self.native.bits == 4:
             return Int4Weight(values, scales, None, self.native.group)
@@ -138,15 +138,15 @@ class IntegerBlocks(Blocks):
 
 
 class Q4_0(IntegerBlocks):
-    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
-        return _halves(raw[:, :, 2:]), _half_float(raw)
+    def integers(self, raw: "Tensor") -> "tuple[StoredCodes, Tensor]":
+        from kernels.stored_codes import StoredCodes
+
+        return StoredCodes(raw[:, :, 2:], "halves", 4, raw.shape[1] * self.size), _half_float(raw)
 
 
 class Q8_0(IntegerBlocks):
-    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
-        import torch
-
-        return raw[:, :, 2:].contiguous().view(torch.int8), _half_float(raw)
+    def integers(self, raw: "Tensor") -> "tuple[StoredCodes, Tensor]":
+        return _signed(raw[:, :, 2:]), _half_float(raw)
 
 
 class Q8K(IntegerBlocks):
@@ -155,10 +155,19 @@ class Q8K(IntegerBlocks):
     size: ClassVar[int] = 256
     scale_type: ClassVar[str] = "F32"
 
-    def integers(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+    def integers(self, raw: "Tensor") -> "tuple[StoredCodes, Tensor]":
         import torch
 
-        return raw[:, :, 4:260].contiguous().view(torch.int8), raw[:, :, :4].contiguous().view(torch.float32)
+        return _signed(raw[:, :, 4:260]), raw[:, :, :4].contiguous().view(torch.float32).flatten(1)
+
+
+def _signed(octets: "Tensor") -> "StoredCodes":
+    """Return the integers of [outputs, blocks, integers]."""
+    import torch
+
+    from kernels.stored_codes import StoredCodes
+
+    return StoredCodes(octets.view(torch.int8), "signed", 8, octets.shape[1] * octets.shape[2])
 
 
 def _restored(matrix: StoredMatrix, suffix: str, inputs: int) -> "Tensor":
@@ -181,17 +190,10 @@ def _restored(matrix: StoredMatrix, suffix: str, inputs: int) -> "Tensor":
 
 
 def _half_float(raw: "Tensor") -> "Tensor":
-    """Return the float16 at the beginning of each block."""
+    """Return the float16 at the beginning of each block, [outputs, blocks]."""
     import torch
 
-    return raw[:, :, :2].contiguous().view(torch.float16)
-
-
-def _halves(raw: "Tensor") -> "Tensor":
-    """Return the codes of bytes: the first half of a block in the low four bits, the second half in the high ones."""
-    import torch
-
-    return torch.cat((raw & 15, raw >> 4), -1)
+    return raw[:, :, :2].contiguous().view(torch.float16).flatten(1)
 
 
 INTEGERS: dict[str, tuple[type[IntegerBlocks], Groups]] = {

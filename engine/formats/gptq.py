@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from engine.api.errors import CheckpointError
 from engine.formats.format import SCALES, Format, Method, Settings, Stored, StoredMatrix, group_size, refuse, words
-from engine.formats.integers import Integers, Numbers, unpacked, words_of
+from engine.formats.integers import Integers, Numbers, codes_of, unpacked, words_of
 from engine.formats.layers import not_skipped, pattern
 from engine.formats.marlin import Marlin
 from engine.formats.native import Groups
@@ -43,7 +43,7 @@ class Gptq(Integers):
 
         read, bits = matrix.read, self.stored.bits
         # [words of inputs, outputs]: transposed first, so that the inputs of an output are contiguous
-        values = unpacked(read("qweight").T, bits)[:, : matrix.inputs]
+        values = codes_of(read("qweight").T, bits, matrix.inputs)
         zeros = unpacked(read("qzeros"), bits)[:, : matrix.rows].T.to(torch.int16) + self.zero_offset
         return Numbers(values, read("scales").T, zeros)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.quantisation import Int4Weight, Int8Weight
+    from kernels.stored_codes import StoredCodes
 
 FEW, MANY = 4, 8  # bits of the kernels
 WORD = 32  # bits
@@ -23,7 +24,7 @@ WORD = 32  # bits
 class Numbers(NamedTuple):
     """The integers of a matrix as a checkpoint stores them."""
 
-    values: "Tensor"  # [outputs, inputs] uint8
+    values: "Tensor | StoredCodes"  # [outputs, inputs] uint8
     scales: "Tensor"  # [outputs, groups]
     zeros: "Tensor | None"  # [outputs, groups] int16, None for the middle of the range
 
@@ -78,7 +79,7 @@ class Integers(Format):
         values, scales, zeros = self.numbers(matrix)
         groups = _groups_of(matrix, self.stored, self.index)
         middle = 1 << (self.stored.bits - 1)
-        shifted = values.float() - (middle if zeros is None else zeros.float()[:, groups])
+        shifted = _octets(values).float() - (middle if zeros is None else zeros.float()[:, groups])
         return shifted.mul_(scales.float()[:, groups])
 
 
@@ -93,6 +94,28 @@ def _groups_of(matrix: StoredMatrix, stored: Groups, index: str) -> "Tensor":
     if not bool(((groups >= 0) & (groups < count)).all()):
         raise matrix.error(f"{matrix.path}.{index} has groups outside of 0 to {count - 1}")
     return groups
+
+
+def codes_of(words: "Tensor", bits: int, inputs: int) -> "Tensor | StoredCodes":
+    """Return the integers of [outputs, words] int32: a stream of bits, the lowest bits of a word first. Those of 4 and
+    8 bits stay packed."""
+    from kernels.stored_codes import StoredCodes
+
+    return StoredCodes(words, "words", bits, inputs) if bits in (FEW, MANY) else unpacked(words, bits)[:, :inputs]
+
+
+def signed_codes(values: "Tensor") -> "StoredCodes":
+    """Return the integers of [outputs, inputs] int8."""
+    from kernels.stored_codes import StoredCodes
+
+    return StoredCodes(values, "signed", MANY, values.shape[1])
+
+
+def _octets(values: "Tensor | StoredCodes") -> "Tensor":
+    """Return unsigned integers, [outputs, inputs] uint8."""
+    from kernels.stored_codes import StoredCodes
+
+    return values.unsigned() if isinstance(values, StoredCodes) else values
 
 
 def unpacked(words: "Tensor", bits: int) -> "Tensor":
@@ -136,19 +159,23 @@ def unsigned(matrix: StoredMatrix, stored: Groups, numbers: Numbers, index: str)
     import torch
 
     from kernels.quantisation import Int4Weight
+    from kernels.stored_codes import StoredCodes
 
     (values, scales, zeros), bits = numbers, stored.bits
     middle = 1 << (bits - 1)
     if zeros is not None and not stored.zeros and bool((zeros == middle).all()):
         zeros = None
     order = _order(matrix, stored, index) if index else None
-    values = values if order is None else values[:, order.long()]
+    if order is not None:
+        values = _octets(values)[:, order.long()]
     if bits > FEW:
         if zeros is not None and bits == MANY:
             raise matrix.error(
                 f"{matrix.path} has zero points other than {middle}, though its settings say that it is symmetric; "
                 "set that to false if the file is right"
             )
+        if isinstance(values, StoredCodes):
+            return signed(values, scales, stored.group)
         if zeros is None and bits == MANY:
             return signed((values ^ middle).view(torch.int8), scales, stored.group, order)
         shift = middle if zeros is None else zeros.repeat_interleave(stored.group or values.shape[1], 1)
@@ -159,19 +186,25 @@ def unsigned(matrix: StoredMatrix, stored: Groups, numbers: Numbers, index: str)
         group, groups = CHANNEL_GROUP, -(-values.shape[1] // CHANNEL_GROUP)
         scales = scales.expand(-1, groups)
         zeros = None if zeros is None else zeros.expand(-1, groups)
+    kept = None if zeros is None else zeros.to(torch.uint8).contiguous()
+    if isinstance(values, StoredCodes):
+        return Int4Weight(values, scales.contiguous(), kept, group)
     if zeros is None and bits < FEW:
         values = values + ((1 << (FEW - 1)) - middle)
-    kept = None if zeros is None else zeros.to(torch.uint8).contiguous()
     return Int4Weight(values.contiguous(), scales.contiguous(), kept, group, order)
 
 
-def signed(values: "Tensor", scales: "Tensor", group: int | None, order: "Tensor | None" = None) -> "Int8Weight":
+def signed(
+    values: "Tensor | StoredCodes", scales: "Tensor", group: int | None, order: "Tensor | None" = None
+) -> "Int8Weight":
     """Return integers of 8 bits. values: [outputs, inputs] int8. scales: [outputs, groups]."""
     from kernels.quantisation import Int8Weight
+    from kernels.stored_codes import StoredCodes
 
     if group is None:
         group, scales = CHANNEL_GROUP, scales.expand(-1, -(-values.shape[1] // CHANNEL_GROUP))
-    return Int8Weight(values.contiguous(), scales.contiguous(), group, order)
+    kept = values if isinstance(values, StoredCodes) else values.contiguous()
+    return Int8Weight(kept, scales.contiguous(), group, order)
 
 
 def _order(matrix: StoredMatrix, native: Groups, index: str) -> "Tensor | None":

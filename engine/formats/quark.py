@@ -16,7 +16,7 @@ from typing import ClassVar
 from engine.api.errors import CheckpointError
 from engine.formats.floats import MX_GROUP, Floats, Number, mxfp4
 from engine.formats.format import SCALES, Format, Method, Settings, Stored, StoredMatrix, one_of, refuse
-from engine.formats.integers import Integers, Numbers
+from engine.formats.integers import Integers, Numbers, signed_codes
 from engine.formats.layers import entries, pattern
 from engine.formats.native import Groups
 
@@ -41,11 +41,10 @@ class QuarkInt8(Integers):
     def numbers(self, matrix: StoredMatrix) -> Numbers:
         import torch
 
-        values = (matrix.read("weight").to(torch.int16) + 128).to(torch.uint8)
         zeros = None
         if matrix.has("weight_zero_point"):
             zeros = matrix.read("weight_zero_point").to(torch.int16).view(-1, 1) + 128
-        return Numbers(values, matrix.read("weight_scale").view(-1, 1), zeros)
+        return Numbers(signed_codes(matrix.read("weight")), matrix.read("weight_scale").view(-1, 1), zeros)
 
 
 def _format(settings: Settings, group: str) -> Format:

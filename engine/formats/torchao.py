@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from engine.api.errors import CheckpointError
 from engine.formats.floats import Floats
 from engine.formats.format import SCALES, Format, Method, Settings, Stored, StoredMatrix, refuse, whole_number, words
-from engine.formats.integers import Integers, Numbers
+from engine.formats.integers import MANY, Integers, Numbers, signed_codes
 from engine.formats.layers import not_skipped
 from engine.formats.native import Groups
 
@@ -52,7 +52,8 @@ class AoIntegers(Integers):
         import torch
 
         middle, zero = 1 << (self.stored.bits - 1), f"{PREFIX}zero_point"
-        values = (matrix.read(self.matrix).to(torch.int16) + middle).to(torch.uint8)
+        stored = matrix.read(self.matrix)
+        values = signed_codes(stored) if self.stored.bits == MANY else (stored.to(torch.int16) + middle).to(torch.uint8)
         zeros = None
         if matrix.has(zero):
             zeros = matrix.read(zero).to(torch.int16).view(matrix.rows, -1) + middle

@@ -22,6 +22,7 @@ from kernels.block_weights import PlaneWeight, SegmentedWeight, pack_blocks
 from kernels.cpu.library import Tiling
 from kernels.cpu.memory import Arena
 from kernels.cpu.packing import Packed, Pieces, Segments
+from kernels.cpu.packing import Weight as MatrixToPack
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
 from kernels.e4m3 import Rounded, Rounding
@@ -29,6 +30,7 @@ from kernels.fp8 import Fp8Experts, Fp8Products, Fp8Weight
 from kernels.ggml_blocks import BlockWeight
 from kernels.integer_matmul import MIDDLE
 from kernels.integers import IntegerWeight, pack_integers
+from kernels.joined import Joined
 from kernels.linear import linear, linear_fp32, matmul, pack
 from kernels.quantisation import Int4Weight, Int8Weight
 
@@ -84,7 +86,7 @@ class Target:
 
     def native(self, path: str, matrix: Slots, role: Role) -> Packed | Segments | Fp8Weight | Unrounded | None:
         """Return the matrix of these sources if kernels multiply by the checkpoint's numbers, else None."""
-        found: NativeWeight | Iterator[NativeWeight] | None = None
+        found: NativeWeight | Joined | Iterator[NativeWeight | Joined] | None = None
         if self.quantized is not None:
             found = self.quantized.native(path, matrix, self.executor, self.device, role)
         if found is None or isinstance(found, Fp8Weight):
@@ -96,13 +98,15 @@ class Target:
             return Segments(tuple(map(self._packed_native, found)))
         return self._unrounded(found) if self.team is None else self._packed_native(found)
 
-    def _unrounded(self, weight: NativeWeight) -> IntegerWeight | PlaneWeight:
+    def _unrounded(self, weight: NativeWeight | Joined) -> IntegerWeight | PlaneWeight:
+        if isinstance(weight, Joined):
+            weight = weight.whole()
         assert not isinstance(weight, Fp8Weight), "fp8 is not packed"
         if isinstance(weight, BlockWeight):
             return pack_blocks(weight, self.device)
         return pack_integers(weight, self.device)
 
-    def _packed_native(self, weight: NativeWeight) -> Packed:
+    def _packed_native(self, weight: NativeWeight | Joined) -> Packed:
         assert self.team is not None, "only compiled kernels pack"
         assert not isinstance(weight, Fp8Weight), "compiled kernels have no products of fp8"
         return self._packed(weight, self.team.tiling)
@@ -153,7 +157,7 @@ class Target:
         assert self.team is not None, "only compiled kernels pack"
         return self._packed(weight, self.team.tiling)
 
-    def _packed(self, weight: Tensor | Pieces | Int8Weight | Int4Weight | BlockWeight, tiling: Tiling) -> Packed:
+    def _packed(self, weight: MatrixToPack, tiling: Tiling) -> Packed:
         return pack_for(weight, tiling, None, self.arena.empty)
 
 

@@ -26,7 +26,7 @@ from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.foreign import declare_foreign, is_foreign
 from engine.models.gguf import as_stored, read_weights
-from engine.models.gguf_families import made_config, stated_pool
+from engine.models.gguf_families import made_config, stated_modules
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.media import media_sources
@@ -160,16 +160,15 @@ def read_checkpoint(
     # Towers are never quantized.
     quantization = None if task.encoder_only else read_quantization(config, model, said.place)
     tensors: dict[str, TensorInfo] = {}
-    pool = None if blocks is None else stated_pool(blocks)
+    stated = None if blocks is None else stated_modules(blocks)
     if weights and blocks is not None:
         model = as_stored(model, architecture)
-        tensors, quantization = read_weights(blocks, architecture, model)
+        tensors, quantization = read_weights(blocks, architecture, model, stated)
     elif weights:
         tensors = headers()
         quantization = None if quantization is None else quantization.named(tensors)
     modules = None if task.encoder_only else read_modules(folder)
-    if modules is None and pool is not None:
-        modules = Modules(pool, normalizes=True)
+    modules = stated if modules is None else modules
     if said.retrieval:
         architecture = said.retrieval
         modules = retrieval_modules(said.outer, model.embed.hidden, model.max_context, folder)

@@ -24,6 +24,7 @@ from engine.models import (
     deepseek,
     dual_encoders,
     ernie4_5,
+    eurobert,
     exaone,
     falcon,
     falcon_h1,
@@ -85,6 +86,7 @@ from engine.models import (
     starcoder2,
     step3p5,
     t5,
+    t5_encoder,
     whisper,
     zamba2,
 )
@@ -107,7 +109,7 @@ RECURRENT = (
 )
 TRANSLATORS = (bart, t5)
 SPEECH = (whisper,)
-POOLED = (bert, dual_encoders, jina_bert, modernbert, nomic_bert, pooled_decoders, rotary_bert)
+POOLED = (bert, dual_encoders, eurobert, jina_bert, modernbert, nomic_bert, pooled_decoders, rotary_bert, t5_encoder)
 FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *SPEECH, *POOLED)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 

@@ -1,6 +1,6 @@
 """Read a checkpoint from one GGUF file, with its tensors under the names and in the layout of Hugging Face.
 
-The configuration is the folder's config.json, or is derived from the keys in the file (gguf_families.py). The package
+The configuration is the folder's config.json, or is derived from the keys in the file (gguf_families). The package
 gguf knows the names of the tensors of every kind of file. Source: ggml's description of GGUF; the converter of
 llama.cpp (conversion/*.py).
 """
@@ -18,6 +18,7 @@ from engine.formats.ggml import UNREAD, LatentHalves, format_of
 from engine.gguf.file import GgufFile, GgufTensor, read_gguf
 from engine.models.gguf_families import FAMILIES, KINDS, POSITIONS
 from engine.models.headers import TensorInfo
+from engine.models.modules import Modules
 from engine.models.parts import (
     MLP,
     Attention,
@@ -86,9 +87,11 @@ def _stored(part: Any, separate: tuple[str, str, str, str] | None) -> Any:
     return part
 
 
-def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str, TensorInfo], Quantization | None]:
+def read_weights(
+    file: Path, architecture: str, model: Model, modules: Modules | None
+) -> tuple[dict[str, TensorInfo], Quantization | None]:
     """Return the tensors of a file by their names in the declaration (of `as_stored`), and the formats of those that
-    are not plain. Raises CheckpointError."""
+    are not plain. modules: of the file, whose tensors are left out. Raises CheckpointError."""
     found = read_gguf(file)
     kind = str(found.require("general.architecture"))
     if kind not in FAMILIES or architecture not in FAMILIES[kind].architectures:
@@ -96,16 +99,19 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
             f"{file}: the architecture is {kind!r}, but config.json declares {architecture}; supported from GGUF are "
             f"{', '.join(KINDS)}"
         )
-    tensors = _tensors(found, kind, model)
+    stored = () if modules is None else modules.stored
+    tensors = _tensors(found, kind, model, {name for name, _ in stored})
     heads = _heads(model) if FAMILIES[kind].permuted else {}
     paths = [*linear_paths(model), join(model.root, model.embed.name)]
+    projections = {} if modules is None else modules.tensors()
+    paths += [name.removesuffix(".weight") for name in projections if name.endswith(".weight")]
     formats: dict[str, Format] = {}
     latent = next((one for one in attentions(model) if isinstance(one, LatentAttention)), None)
     for path in paths:
         if latent is not None and f"{path}.k_b" in tensors:
             formats[path] = LatentHalves(heads=latent.heads, keys=latent.qk_nope_head_dim, values=latent.v_head_dim)
             continue
-        info = tensors.get(f"{path}.weight")
+        info = tensors.get(f"{path}.weight") or projections.get(f"{path}.weight")
         format = None if info is None else format_of(info.dtype, heads.get(path.rsplit(".", 1)[-1], 0))
         if info is None or format is None:
             continue
@@ -127,12 +133,13 @@ class _Place:
     half: int | None = None  # of the rows of this matrix
 
 
-def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
-    """Return the declared tensors that the file has. Raises CheckpointError for a tensor that is not declared."""
+def _tensors(found: GgufFile, kind: str, model: Model, others: set[str]) -> dict[str, TensorInfo]:
+    """Return the declared tensors that the file has. others: further tensors that are read. Raises CheckpointError for
+    a tensor that is not declared."""
     own, layers = {tensor.name: tensor for tensor in found.tensors}, len(model.blocks)
     depth = layers if model.encoder is None else max(layers, len(model.encoder.blocks))
     get_name = _names(found.path, kind, depth)
-    tensors, used = dict[str, TensorInfo](), _unread(model, get_name)
+    tensors, used = dict[str, TensorInfo](), others | _unread(model, get_name)
     for name, shape in sources(model).items():
         number = _XIELU.fullmatch(name)
         if number is not None:
@@ -152,8 +159,8 @@ def _tensors(found: GgufFile, kind: str, model: Model) -> dict[str, TensorInfo]:
         elif one.dtype in PLAIN and _has_shape(one.shape, shape):
             one = replace(one, shape=shape)
         tensors[name] = one
-    others = (one for one in own if one not in used and one not in POSITIONS and not _is_prediction(one, layers))
-    unknown = next((one for one in others if one != "output.weight" or model.head is None), None)
+    left = (one for one in own if one not in used and one not in POSITIONS and not _is_prediction(one, layers))
+    unknown = next((one for one in left if one != "output.weight" or model.head is None), None)
     if unknown is not None:
         raise CheckpointError(f"{found.path}: has the tensor {unknown}, which the declared model does not use")
     return tensors

@@ -59,10 +59,11 @@ class Modules:
     similarity: str = "cosine"
     late: LateInteraction | None = None
     files: tuple[tuple[str, Path], ...] = ()  # (folder, weight file) of the Dense modules
+    stored: tuple[tuple[str, TensorInfo], ...] = ()  # instead, their tensors in the file of the transformer
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Return the tensors of all Dense modules."""
-        found: dict[str, TensorInfo] = {}
+        found = {name.replace(".", ".linear."): info for name, info in self.stored}
         for folder, file in self.files:
             if not file.exists():
                 raise CheckpointError(

@@ -17,7 +17,9 @@ from engine.formats.native import E4M3, FP8_BLOCK, GgmlBlocks, Groups, Native, S
 from engine.weights.slot import Slots
 from kernels.fp8 import Fp8Weight
 from kernels.ggml_blocks import BlockWeight
+from kernels.joined import Joined
 from kernels.quantisation import Int4Weight, Int8Weight
+from kernels.stored_codes import StoredCodes
 
 Integers = Int4Weight | Int8Weight
 NativeWeight = Integers | Fp8Weight | BlockWeight
@@ -25,7 +27,7 @@ NativeWeight = Integers | Fp8Weight | BlockWeight
 
 def fused_native(
     native: Native, names: Sequence[str], parts: Mapping[str, NativeWeight], matrix: Slots, device: torch.device
-) -> NativeWeight:
+) -> NativeWeight | Joined:
     """Return a rank's share. native: the product of the fused matrix. names: source of each piece of the matrix. parts:
     numbers of each source. Raises CheckpointError if the share would divide groups or blocks."""
     match native:
@@ -50,7 +52,9 @@ def _check_split(native: Native, name: str, inputs: int, matrix: Slots) -> None:
         )
 
 
-def _fused_integers(native: Groups, names: Sequence[str], parts: Mapping[str, NativeWeight], matrix: Slots) -> Integers:
+def _fused_integers(
+    native: Groups, names: Sequence[str], parts: Mapping[str, NativeWeight], matrix: Slots
+) -> Integers | Joined:
     pieces = []
     for name, piece in zip(names, matrix.pieces, strict=True):
         part = parts[name]
@@ -62,23 +66,23 @@ def _fused_integers(native: Groups, names: Sequence[str], parts: Mapping[str, Na
 
 def _fused_blocks(
     native: GgmlBlocks, names: Sequence[str], parts: Mapping[str, NativeWeight], matrix: Slots
-) -> BlockWeight:
+) -> BlockWeight | Joined:
     pieces = []
     for name, piece in zip(names, matrix.pieces, strict=True):
         part = parts[name]
         assert isinstance(part, BlockWeight), "formats have blocks for this product"
         _check_split(native, name, part.inputs, matrix)
         pieces.append(part.cut(piece.taken, matrix.first_input, matrix.inputs))
-    return pieces[0] if len(pieces) == 1 else BlockWeight.joined(pieces)
+    return pieces[0] if len(pieces) == 1 else Joined(tuple(pieces))
 
 
 def _cut(part: Integers, rows: slice, matrix: Slots, *, channels: bool) -> Integers:
     """channels: with one scale per output all groups are equal, and new ones start at the rank's first input."""
     first, count = matrix.first_input, matrix.inputs
     groups = slice(None)
-    values = part.values[rows]
+    values = part.values.rows(rows) if isinstance(part.values, StoredCodes) else part.values[rows]
     if count != values.shape[1]:
-        values = values[:, first : first + count].contiguous()
+        values = _columns(values, first, count)
         start = 0 if channels else first // part.group
         groups = slice(start, start + -(-count // part.group))
     cut = {"values": values, "scales": part.scales[rows, groups].contiguous()}
@@ -87,31 +91,22 @@ def _cut(part: Integers, rows: slice, matrix: Slots, *, channels: bool) -> Integ
     return replace(part, **cut)
 
 
-def _joined(names: Sequence[str], pieces: Sequence[Integers]) -> Integers:
-    values = torch.cat([piece.values for piece in pieces])
-    kinds = {piece.scales.dtype for piece in pieces}
-    wide = kinds.pop() if len(kinds) == 1 else torch.float32
-    scales = torch.cat([piece.scales.to(wide) for piece in pieces])
-    first = pieces[0]
-    if any(not _same(piece.order, first.order) for piece in pieces):
+def _columns(values: Tensor | StoredCodes, first: int, count: int) -> Tensor | StoredCodes:
+    if isinstance(values, StoredCodes):
+        found = values.columns(first, count)
+        if found is not None:
+            return found
+        values = values.unpacked()
+    return values[:, first : first + count].contiguous()
+
+
+def _joined(names: Sequence[str], pieces: Sequence[Integers]) -> Joined:
+    if any(not _same(piece.order, pieces[0].order) for piece in pieces):
         raise CheckpointError(
             f"{', '.join(dict.fromkeys(names))} group the same inputs in different orders (act order), which compiled "
             "kernels do not support; set hardware.kernels to torch"
         )
-    if not isinstance(first, Int4Weight):
-        eights = [piece for piece in pieces if isinstance(piece, Int8Weight)]
-        static = [piece.static_scale for piece in eights if piece.static_scale is not None]
-        # One scale for all sources, because they read the same rows: the largest one.
-        static_scale = torch.cat(static).amax().view(1) if static else None
-        return Int8Weight(values, scales, first.group, first.order, eights[0].rounds, static_scale)
-    fours = [piece for piece in pieces if isinstance(piece, Int4Weight)]
-    has_zeros = any(piece.zeros is not None for piece in fours)
-    zeros = torch.cat([_zeros_of(piece) for piece in fours]) if has_zeros else None
-    return Int4Weight(values, scales, zeros, first.group, first.order)
-
-
-def _zeros_of(part: Int4Weight) -> Tensor:
-    return part.zeros if part.zeros is not None else torch.full(part.scales.shape, 8, dtype=torch.uint8)
+    return Joined(tuple(pieces))
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

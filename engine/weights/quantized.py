@@ -21,6 +21,7 @@ from engine.weights.fused import NativeWeight, fused_native
 from engine.weights.random import RandomWeights
 from engine.weights.slot import Slots
 from kernels.ggml_blocks import BlockWeight
+from kernels.joined import Joined
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class QuantizedWeights:
 
     def native(
         self, path: str, matrix: Slots, executor: Executor, device: torch.device, role: Role = "projection"
-    ) -> NativeWeight | Iterator[NativeWeight] | None:
+    ) -> NativeWeight | Joined | Iterator[NativeWeight | Joined] | None:
         """Return a rank's share of a fused matrix, or None if the executor needs it dequantized; several for a
         `Segmented` product, each read when it is asked for. Raises CheckpointError if the share would divide groups or
         blocks."""
@@ -123,7 +124,7 @@ class QuantizedWeights:
 
     def _share(
         self, native: Native, names: tuple[str, ...], matrix: Slots, executor: Executor, device: torch.device
-    ) -> NativeWeight:
+    ) -> NativeWeight | Joined:
         parts = {name: self._numbers(name, executor) for name in dict.fromkeys(names)}
         return fused_native(native, names, parts, matrix, device)
 

@@ -102,9 +102,12 @@ SHM_COLLECTIVE = {
 }
 # Functions that pack and quantize weights (pack_blocks.cpp, pack_words.cpp, quantize.cpp).
 PACKING = {
-    "pack_blocks": "npnnp:",
+    "pack_blocks": "npnnnnp:",
     "restore_blocks": "npnnp:",
     "pack_words": "npnnnnnnnnnp:",
+    "pack_codes": "nnpnnnnnnnnnnp:",
+    "pack_columns": "npnnnnnnnnp:",
+    "pack_across": "pnnnnnnnnp:",
     "search_scales": "pnnpnnnpp:",
 }
 

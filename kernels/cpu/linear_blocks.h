@@ -16,7 +16,7 @@ void pack_row(const Linear& op, int64_t row, int64_t rows, float* packed, Scratc
 int64_t pieces(const Linear& op, int64_t rows);      // of work: chunks of panels × tiles, tiles counting fastest
 int64_t chunks(int64_t rows);                        // of panels
 // Packs rows of blocks as in a file, [outputs][inputs / inputs of a block][bytes of a block].
-void pack(int32_t form, const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* out);
+void pack(int32_t form, const uint8_t* rows, int64_t stride, int64_t at, int64_t count, int64_t inputs, uint8_t* out);
 // out = scale · a row of such blocks.
 int64_t row_bytes(int32_t form, int64_t size);
 void restore(int32_t form, const uint8_t* row, int64_t size, float scale, float* out);

@@ -104,8 +104,8 @@ template <const BlockType& T> void read(const uint8_t* from, Block& out) {
 using Word = std::conditional_t<WORD4 == 4, uint32_t, uint8_t>;  // codes of one output in a register
 constexpr Word ONE = Word(EACH);
 
-// Writes the scales of W blocks after their codes.
-template <const BlockType& T> void write_scales(const Block* blocks, uint8_t* out) {
+// Writes the scales of the blocks of outputs `first` to `last` - 1 of a unit after their codes.
+template <const BlockType& T> void write_scales(const Block* blocks, int first, int last, uint8_t* out) {
     const auto word = [](auto byte) {
         uint32_t made = 0;
         for (int k = 0; k < 4; k++) made |= uint32_t(byte(k) & 255) << 8 * k;
@@ -113,7 +113,7 @@ template <const BlockType& T> void write_scales(const Block* blocks, uint8_t* ou
     };
     uint8_t* at = out + T.scales_at();
     const auto put_word = [&](int64_t number, int o, uint32_t made) { std::memcpy(at + (number * W + o) * 4, &made, 4); };
-    for (int o = 0; o < W; o++) {
+    for (int o = first; o < last; o++) {
         const uint8_t *s = blocks[o].scales, *m = blocks[o].minimums;
         if constexpr (T.scales == Scales::SIX_AND_MINIMUM) {
             put_word(0, o, word([&](int k) { return s[k] | (m[k] & 3) << 6; }));
@@ -143,9 +143,9 @@ template <const BlockType& T> void write_scales(const Block* blocks, uint8_t* ou
     }
 }
 
-// Writes W blocks as a unit.
-template <const BlockType& T> void write_unit(const Block* blocks, uint8_t* out) {
-    for (int o = 0; o < W; o++) {
+// Writes the blocks of outputs `first` to `last` - 1 of a unit.
+template <const BlockType& T> void write_unit(const Block* blocks, int first, int last, uint8_t* out) {
+    for (int o = first; o < last; o++) {
         Word codes[MOST_INPUTS / WORD4];
         std::memcpy(codes, blocks[o].codes, size_t(T.inputs));
         const auto registers = [&](int64_t at, int shift, int bits, int count) {  // `count` words with `bits` of each code
@@ -159,7 +159,7 @@ template <const BlockType& T> void write_unit(const Block* blocks, uint8_t* out)
         registers(0, 0, T.low, 8 / T.low);
         if constexpr (T.high > 0) registers(T.high_at(), T.low, T.high, 8 / T.high);
     }
-    write_scales<T>(blocks, out);
+    write_scales<T>(blocks, first, last, out);
 }
 
 template <const BlockType& T> void restore_block(const Block& block, float scale, float* out) {
@@ -197,19 +197,18 @@ void restore(int32_t form, const uint8_t* row, int64_t size, float scale, float*
     });
 }
 
-void pack(int32_t form, const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* out) {
+void pack(int32_t form, const uint8_t* rows, int64_t stride, int64_t at, int64_t count, int64_t inputs, uint8_t* out) {
     with_type(form, [&]<const BlockType& T>() {
-        const int64_t units = (inputs + T.inputs - 1) / T.inputs;
+        const int64_t units = (inputs + T.inputs - 1) / T.inputs, end = at + count;
         Block blocks[W];
-        for (int64_t tile = 0; tile < (outputs + W - 1) / W; tile++)
-            for (int64_t u = 0; u < units; u++, out += T.step()) {
-                for (int64_t o = 0; o < W; o++) {
-                    const int64_t output = tile * W + o;
-                    if (output < outputs) read<T>(rows + (output * units + u) * T.bytes, blocks[o]);
-                    else blocks[o] = Block{};  // a scale of 0
-                }
-                write_unit<T>(blocks, out);
+        for (int64_t tile = at / W; tile * W < end; tile++) {
+            const int64_t start = tile * W;
+            const int first = int(start < at ? at - start : 0), last = int(end - start < W ? end - start : W);
+            for (int64_t u = 0; u < units; u++) {
+                for (int o = first; o < last && o < W; o++) read<T>(rows + (start + o - at) * stride + u * T.bytes, blocks[o]);
+                write_unit<T>(blocks, first, last, out + (tile * units + u) * T.step());
             }
+        }
     });
 }
 
@@ -217,9 +216,9 @@ void pack(int32_t form, const uint8_t* rows, int64_t outputs, int64_t inputs, ui
 
 extern "C" {
 
-// Packs weights in blocks of ggml for this variant.
-void slipway_pack_blocks(int64_t form, const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* out) {
-    blocks::pack(int32_t(form), rows, outputs, inputs, out);
+// Packs weights in blocks of ggml for this variant, `count` outputs from `at` on. stride: bytes from a row to the next.
+void slipway_pack_blocks(int64_t form, const uint8_t* rows, int64_t stride, int64_t at, int64_t count, int64_t inputs, uint8_t* out) {
+    blocks::pack(int32_t(form), rows, stride, at, count, inputs, out);
 }
 
 // Writes `count` rows of such blocks as float.

@@ -9,10 +9,11 @@ tiles_int4   [outputs / V][group]{pairs of words, scales, zero points}      4 bi
 tiles_int8   [outputs / 2V][group]{words, scales}, 128 for zero             8 bits
 blocks_…     [outputs / V][block]{codes, scales of sub-blocks, scales}      blocks of ggml (block_codes.h)
 
-Outputs are padded, and inputs are padded to whole words, groups or blocks, with values that multiply as zero.
+Outputs are padded, and inputs are padded to whole words, groups or blocks, with values that multiply as zero. Integers
+and blocks are copied once, from the file, where a file has them as `StoredCodes` or blocks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,11 +23,15 @@ from torch import Tensor
 from kernels.cpu.library import Tiling, best, in_threads, load
 from kernels.ggml_blocks import BlockWeight
 from kernels.ggml_layout import LAYOUTS, row_bytes
-from kernels.quantisation import Int4Weight, Int8Weight
+from kernels.joined import Joined
+from kernels.quantisation import Int4Weight, Int8Weight, common_type
+from kernels.stored_codes import ACROSS, StoredCodes, unpacked
 
 BLOCK_FORMS = {kind: f"blocks_{kind.lower()}" for kind in LAYOUTS}
 FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "pairs_bf16", "tiles_int4", "tiles_int8", *BLOCK_FORMS.values())
 LARGE = 1 << 20  # bytes from which several threads copy
+CHUNK = 16  # bytes of integers that are reordered at once
+MIDDLE = 128  # of packed integers of 8 bits
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Allocates the memory of a packed weight."""
 
@@ -50,7 +55,8 @@ class Pieces:
         return found
 
 
-Weight = Tensor | Pieces | Int8Weight | Int4Weight | BlockWeight
+Quantized = Int8Weight | Int4Weight | BlockWeight
+Weight = Tensor | Pieces | Quantized | Joined
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,8 @@ class Segments:
 def form_for(weight: Weight, tiling: Tiling) -> str:
     """Return the fastest form that keeps every number of the weight. bf16 arithmetic rounds other types to bf16."""
     match weight:
+        case Joined(parts):
+            return form_for(parts[0], tiling)
         case Int8Weight():
             return "tiles_int8"
         case Int4Weight():
@@ -101,10 +109,12 @@ def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def pack(weight: Weight, tiling: Tiling, form: str | None = None, empty: Empty = _fresh) -> Packed:
     """Pack a weight, [outputs, inputs]. `form` None: the best form for it."""
     form = form or form_for(weight, tiling)
-    if isinstance(weight, BlockWeight):
-        return _pack_blocks(weight, form, tiling, empty)
-    if isinstance(weight, Int8Weight | Int4Weight):
-        return _pack_groups(weight, form, tiling, empty)
+    if isinstance(weight, Joined | Quantized):
+        parts = weight.parts if isinstance(weight, Joined) else (weight,)
+        blocks = [part for part in parts if isinstance(part, BlockWeight)]
+        if blocks:
+            return _pack_blocks(blocks, form, tiling, empty)
+        return _pack_groups([part for part in parts if not isinstance(part, BlockWeight)], form, tiling, empty)
     if isinstance(weight, Pieces):
         return _pack_pieces(weight, form, tiling, empty)
     return _pack_pieces(Pieces(*weight.shape, weight.dtype, lambda: [(0, weight)]), form, tiling, empty)
@@ -153,16 +163,27 @@ def _place(rows: Tensor, at: int, data: Tensor, order: _Order, flip: int = 0) ->
             *(order.side, order.columns, order.group, order.block, data.data_ptr() + order.first),
         )
 
-    in_threads(torch.get_num_threads() if rows.nbytes >= LARGE else 1, len(rows), order.side, part)
+    in_threads(_threads(rows), len(rows), order.side, part)
 
 
-def _pack_blocks(weight: BlockWeight, form: str, tiling: Tiling, empty: Empty) -> Packed:
+def _pack_blocks(parts: Sequence[BlockWeight], form: str, tiling: Tiling, empty: Empty) -> Packed:
     """The library of the variant reorders blocks, because torch would take several times as long."""
-    outputs, blocks = len(weight.blocks), weight.blocks.contiguous()
-    data = empty((-(-outputs // tiling.width) * tiling.width, blocks.shape[1]), torch.uint8)
-    pack_blocks = load(tiling.variant).slipway_pack_blocks
-    pack_blocks(FORMS.index(form), blocks.data_ptr(), outputs, weight.inputs, data.data_ptr())
-    return Packed(data, form, outputs, weight.inputs, group=LAYOUTS[weight.kind].inputs)
+    kind, inputs, outputs = parts[0].kind, parts[0].inputs, sum(len(part.blocks) for part in parts)
+    data = empty((-(-outputs // tiling.width) * tiling.width, row_bytes(kind, inputs)), torch.uint8)
+    if outputs % tiling.width:
+        data[-tiling.width :].zero_()  # scales of 0
+    pack_blocks, at = load(tiling.variant).slipway_pack_blocks, 0
+    for part in parts:
+        blocks = part.blocks if part.blocks.stride(1) == 1 else part.blocks.contiguous()
+        start, stride, to = blocks.data_ptr(), blocks.stride(0), at
+
+        def some(first: int, last: int, start: int = start, stride: int = stride, to: int = to) -> None:
+            where = start + first * stride, stride, to + first, last - first
+            pack_blocks(FORMS.index(form), *where, inputs, data.data_ptr())
+
+        in_threads(_threads(blocks), len(blocks), tiling.width, some)
+        at += len(blocks)
+    return Packed(data, form, outputs, inputs, group=LAYOUTS[kind].inputs)
 
 
 def restore_blocks(weight: BlockWeight, variant: str) -> Tensor:
@@ -175,39 +196,103 @@ def restore_blocks(weight: BlockWeight, variant: str) -> Tensor:
     return values
 
 
-def _pack_groups(weight: Int8Weight | Int4Weight, form: str, tiling: Tiling, empty: Empty) -> Packed:
-    outputs, inputs = weight.values.shape
-    side, group = tiling.width * (1 if isinstance(weight, Int4Weight) else 2), weight.group
+def _pack_groups(parts: Sequence[Int8Weight | Int4Weight], form: str, tiling: Tiling, empty: Empty) -> Packed:
+    weight, four = parts[0], form == "tiles_int4"
+    outputs, inputs = sum(len(part.scales) for part in parts), weight.values.shape[1]
+    side, group = tiling.width * (1 if four else 2), weight.group
     if group % 32:
         raise ValueError(f"groups of {group} inputs: compiled kernels multiply groups of a multiple of 32")
-    values = _padded(weight.values, side, group)
-    four = form == "tiles_int4"
-    word = tiling.word4 if four else tiling.word8
-    octets = _halves(values, word) if four else values
-    parts = [
-        (octets, word, group // 2 if four else group),
-        (_padded(weight.scales, side, 1), weight.scales.itemsize, 0),
-    ]
-    if isinstance(weight, Int4Weight) and weight.zeros is not None:
-        parts.append((_padded(weight.zeros, side, 1), 1, 0))
-    sizes = [side * (octets or size) for _, size, octets in parts]
-    blocks, groups, first = len(values) // side, values.shape[1] // group, 0
-    data = empty((blocks, groups, sum(sizes)), torch.uint8)
-    for (rows, size, octets), taken in zip(parts, sizes, strict=True):
-        order = _Order(size, side, max(1, octets // size), sum(sizes), groups * sum(sizes), first)
-        # 8-bit weights have 128 for zero
-        _place(rows, 0, data, order, flip=0 if four or not octets else 0x80808080)
-        first += taken
-    return Packed(
-        data,
-        form,
-        outputs,
-        inputs,
-        group=group,
-        zeros=len(parts) > 2,
-        scale_type=weight.scales.dtype,
-        order=None if weight.order is None else weight.order.to(torch.int32).contiguous(),
-    )
+    fours = [part for part in parts if isinstance(part, Int4Weight)]
+    zeros = any(part.zeros is not None for part in fours)
+    scale_type, word = common_type(part.scales for part in parts), tiling.word4 if four else tiling.word8
+    octets = side * group // (2 if four else 1)
+    after_scales = octets + side * scale_type.itemsize
+    size, groups = after_scales + side * zeros, -(-inputs // group)
+    data = empty((-(-outputs // side), groups, size), torch.uint8)
+    _pad(data, octets, 0 if four else MIDDLE, outputs % side, inputs % group)
+
+    def order(element: int, columns: int, first: int) -> _Order:
+        return _Order(element, side, columns, size, groups * size, first)
+
+    at = 0
+    for part in parts:
+        _place_codes(part.values, at, data, order(word, octets // side // word, 0), group, four=four)
+        _place(part.scales.to(scale_type), at, data, order(scale_type.itemsize, 1, octets))
+        if zeros and isinstance(part, Int4Weight):
+            _place(part.zero_points, at, data, order(1, 1, after_scales))
+        at += len(part.scales)
+    ordered = None if weight.order is None else weight.order.to(torch.int32).contiguous()
+    return Packed(data, form, outputs, inputs, group, zeros, scale_type, ordered)
+
+
+def _pad(data: Tensor, octets: int, zero: int, more_outputs: int, more_inputs: int) -> None:
+    """Fill the last block, and the codes of the last group, if only some of their outputs or inputs exist."""
+    if more_outputs and len(data):
+        data[-1].zero_()
+        data[-1, :, :octets] = zero
+    if more_inputs:
+        data[:, -1, :octets] = zero
+
+
+def _place_codes(values: Tensor | StoredCodes, at: int, data: Tensor, order: _Order, group: int, *, four: bool) -> None:
+    """Copy integers of one part to outputs `at` … of packed weights."""
+    if isinstance(values, StoredCodes) and _place_stored(values, at, data, order):
+        return
+    rows = _padded(unpacked(values), group)
+    # 8-bit weights have 128 for zero
+    _place(_halves(rows, order.size) if four else rows, at, data, order, flip=0 if four else 0x80808080)
+
+
+def _place_stored(codes: StoredCodes, at: int, data: Tensor, order: _Order) -> bool:
+    """Copy integers as a file has them. Return False if their layout has to be unpacked first."""
+    part, library = codes.data, load(best())
+    if codes.layout == "across":
+        return _place_across(codes, at, data, order)
+    form = {"unsigned": 0, "signed": 1, "words": 2 if codes.bits == 4 else 0, "halves": 3}[codes.layout]
+    to = data.data_ptr() + order.first
+    if codes.layout == "words" and order.size == 4 and part.stride(0) == 1 and part.stride(1) > 1:
+        if codes.inputs % codes.unit:
+            return False
+
+        def columns(first: int, last: int) -> None:
+            where = part.data_ptr() + first * 4, part.stride(1) * 4, at + first, last - first
+            library.slipway_pack_columns(form, *where, part.shape[1], order.side, order.columns, *order[3:5], to)
+
+        in_threads(_threads(part), len(part), order.side, columns)
+        return True
+    if part.stride(-1) != 1:
+        part = part.contiguous()
+    block = part.shape[-1] * part.itemsize if part.ndim == 3 else CHUNK
+    if codes.inputs * codes.bits % (8 * CHUNK) or block % CHUNK:
+        return False
+    stride = part.stride(0) * part.itemsize
+    blocks = block // CHUNK, part.stride(1) * part.itemsize if part.ndim == 3 else CHUNK
+
+    def rows(first: int, last: int) -> None:
+        source = part.data_ptr() + first * stride, stride, codes.inputs * codes.bits // (8 * CHUNK), *blocks
+        place = at + first, last - first, order.side, order.columns, *order[3:5]
+        library.slipway_pack_codes(form, order.size, *source, *place, to)
+
+    in_threads(_threads(part), len(part), order.side, rows)
+    return True
+
+
+def _place_across(codes: StoredCodes, at: int, data: Tensor, order: _Order) -> bool:
+    words = codes.data.T  # [inputs, words]
+    if order.size != 4 or words.stride(1) != 1 or codes.inputs % 8:
+        return False
+    pack, stride, each = load(best()).slipway_pack_across, words.stride(0) * 4, len(ACROSS)
+
+    def some(first: int, last: int) -> None:
+        where = words.data_ptr() + first * 4, stride, at + each * first, last - first, codes.inputs
+        pack(*where, order.side, order.columns, *order[3:5], data.data_ptr() + order.first)
+
+    in_threads(_threads(words), words.shape[1], CHUNK, some)
+    return True
+
+
+def _threads(rows: Tensor) -> int:
+    return torch.get_num_threads() if rows.nbytes >= LARGE else 1
 
 
 def _halves(values: Tensor, word: int) -> Tensor:
@@ -216,6 +301,6 @@ def _halves(values: Tensor, word: int) -> Tensor:
     return (pairs[:, :, 0] | pairs[:, :, 1] << 4).flatten(1)
 
 
-def _padded(weight: Tensor, outputs: int, inputs: int) -> Tensor:
-    rows, columns = -weight.shape[0] % outputs, -weight.shape[1] % inputs
-    return torch.nn.functional.pad(weight, (0, columns, 0, rows)) if rows or columns else weight
+def _padded(weight: Tensor, inputs: int) -> Tensor:
+    columns = -weight.shape[1] % inputs
+    return torch.nn.functional.pad(weight, (0, columns)) if columns else weight

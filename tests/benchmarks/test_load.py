@@ -20,4 +20,5 @@ def test_times_of_two_cases_are_measured(
     found = [Load(**one) for one in json.loads(out.read_text())["loads"]]
     assert [one.case for one in found] == ["int8", "converted-int4"]
     assert found[0].bytes > 2 * found[1].bytes and all(one.ratio > 0 for one in found)
+    assert all(one.cpu_s[0] > 0 and one.touched_bytes[0] > 0 for one in found)
     assert "converted-int4" in capsys.readouterr().out

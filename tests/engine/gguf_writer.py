@@ -25,7 +25,7 @@ MAMBA_2 = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe
 PLAIN: Mapping[str, Type] = {}
 SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,)}  # places of float16 numbers in a block
 SCALES |= dict.fromkeys((Type.Q4_K, Type.Q5_K, Type.Q4_1, Type.Q5_1), (0, 2))
-ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe", "step35")
+ONE_MORE = ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", "qwen3next", "qwen35", "qwen35moe", "step35")
 """Kinds with norms to whose weights the converter adds 1."""
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 MEMBER = re.compile(r"(.*altup\w*projections)\.(\d+)\.weight")
@@ -209,8 +209,12 @@ def _tensors(source: Mapping[str, Tensor], config: Any, kind: str) -> dict[str, 
     known = _names(arch, max(config.num_hidden_layers, getattr(config, "num_decoder_layers", 0)))
     found: dict[str, Tensor] = {}
     for name, tensor in source.items():
-        tied = torch.equal(tensor, source["shared.weight"]) if kind == "t5" else config.tie_word_embeddings
-        if (name == "lm_head.weight" and tied) or ".act_fn." in name or (kind == "t5" and "embed_tokens" in name):
+        tied = torch.equal(tensor, source["shared.weight"]) if kind.startswith("t5") else config.tie_word_embeddings
+        if (
+            (name == "lm_head.weight" and tied)
+            or ".act_fn." in name
+            or (kind.startswith("t5") and "embed_tokens" in name)
+        ):
             continue
         for changed, value in _changed(name, tensor.clone(), config, kind):
             path, _, last = changed.rpartition(".")

@@ -10,9 +10,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from engine import quantization_report
 from engine.api.errors import CheckpointError
 from engine.quantization_report import Cost, Job, LayerCost, measure, proposal
 from kernels.quantisation import to_int4
+from tests.engine.gguf_writer import Kind, write_gguf
 from tests.engine.quantized_writers import random_model
 
 WORDS = {f"w{number}": number for number in range(128)}
@@ -59,6 +61,9 @@ def test_costs_equal_those_of_rounded_models(model, folder):
     assert report.all["int4"].kl > cost.kl
     matrices = [one for name, one in model.named_parameters() if "layers.0." in name and one.ndim == 2]
     assert report.layers[0].bytes["stored"] == 4 * sum(one.numel() for one in matrices)
+    others = [one for name, one in model.named_parameters() if one.ndim != 2 or ".layers." not in name]
+    unique = {one.data_ptr(): one for one in others}.values()
+    assert report.other_bytes == 4 * sum(one.numel() for one in unique)
     assert report.layers[0].bytes["int4"] == sum(one.numel() for one in matrices) * (4 + 16 / 32) / 8
 
 
@@ -85,8 +90,32 @@ def test_the_mix_is_the_best_one_within_the_budget():
         assert sum(sizes[format] for format in found.values()) <= budget
         total = sum((*kl[name], 0.0)[names.index(format)] for name, format in found.items())
         assert total <= best * 1.35, budget
-    with pytest.raises(CheckpointError, match=r"the budget of 39 bytes is too small: the matrices need 40 in 4 bits"):
+    with pytest.raises(CheckpointError, match=r"the budget of 39 bytes is too small: the matrices need at least 40"):
         proposal(layers, 39)
+
+
+def test_formats_that_are_larger_than_the_checkpoint_are_not_proposed():
+    """Of a checkpoint in 5 bits, 8 bits take more bytes for less accuracy, and of one in 4 bits so do 4 bits."""
+    kl = {"int4": Cost(kl=1e-2, perplexity=1.0, change=0.0, same_top=1.0),
+          "int8": Cost(kl=1e-4, perplexity=1.0, change=0.0, same_top=1.0)}  # fmt: skip
+    sizes = {
+        "a": {"int4": 10, "int8": 20, "stored": 12},
+        "b": {"int4": 10, "int8": 20, "stored": 9},
+        "c": {"int4": 10, "int8": 20, "stored": 40},
+    }
+    layers = [LayerCost(name=name, bytes=bytes, costs=kl) for name, bytes in sizes.items()]
+    assert proposal(layers, 29) == {"a": "int4", "b": "stored", "c": "int4"}
+    assert proposal(layers, 31) == {"a": "stored", "b": "stored", "c": "int4"}
+    assert proposal(layers, 41) == {"a": "stored", "b": "stored", "c": "int8"}
+    with pytest.raises(CheckpointError, match=r"the matrices need at least 29"):
+        proposal(layers, 28)
+
+
+def test_a_mix_of_a_checkpoint_that_is_not_converted_is_refused_before_the_measurement(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "m.gguf", random_model("Qwen3", head_dim=16), Kind("qwen3"))
+    monkeypatch.setattr(quantization_report, "TextModel", None)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: a GGUF file is not converted, .*that it was made from"):
+        measure(Job(model=str(path), text="none", budget=1, is_applied=True))
 
 
 def test_a_text_without_tokens_is_refused(folder, tmp_path):

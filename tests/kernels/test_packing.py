@@ -4,13 +4,16 @@ import os
 import signal
 import threading
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.cpu import quantize
 from kernels.cpu.library import Tiling, in_threads, usable
 from kernels.cpu.packing import Pieces, pack
-from kernels.quantisation import FARTHEST, Int4Weight, Int8Weight, search_scales
+from kernels.joined import Joined
+from kernels.quantisation import FARTHEST, Int4Weight, Int8Weight, joined, search_scales
+from kernels.stored_codes import StoredCodes, unpacked
 
 AVX2, AVX512, AMX, BASE = (
     Tiling("avx2", 8, 4, 4),
@@ -109,6 +112,122 @@ def test_numbers_of_a_group_precede_its_scales(tiling, word, zeros):
             assert tail[2 * place : 2 * place + 2].view(torch.float16) == scales[output, number]
             if points is not None:
                 assert tail[2 * side + place] == points[output, number]
+
+
+def in_words(rows: np.ndarray, bits: int) -> torch.Tensor:
+    """[rows, numbers] → [rows, words] int32, the first number in the lowest bits."""
+    each = 32 // bits
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % each))).reshape(len(rows), -1, each).astype(np.uint32)
+    words = np.zeros(padded.shape[:2], dtype=np.uint32)
+    for at in range(each):
+        words |= padded[:, :, at] << np.uint32(bits * at)
+    return torch.from_numpy(words.view(np.int32))
+
+
+def in_blocks(octets: np.ndarray, first: int) -> torch.Tensor:
+    """[outputs, blocks, bytes] as a view of blocks that begin with `first` other bytes."""
+    blocks = np.full((*octets.shape[:2], octets.shape[2] + first), 0x5A, dtype=np.uint8)
+    blocks[:, :, first:] = octets
+    return torch.from_numpy(blocks)[:, :, first:]
+
+
+def stored_codes(layout: str, bits: int, codes: np.ndarray) -> StoredCodes:
+    """Store unsigned integers, [outputs, inputs], as files do."""
+    outputs, inputs = codes.shape
+    if layout == "columns":
+        return StoredCodes(in_words(codes, bits).T.contiguous().T, "words", bits, inputs)
+    if layout == "words":
+        return StoredCodes(in_words(codes, bits), "words", bits, inputs)
+    if layout == "across":
+        order = [8 * word + one for word in range(outputs // 8) for one in (0, 2, 4, 6, 1, 3, 5, 7)]
+        return StoredCodes(in_words(codes[order].T, bits).T, "across", bits, inputs)
+    if layout == "halves":
+        blocks = codes.reshape(outputs, -1, 2, 16)
+        return StoredCodes(in_blocks(blocks[:, :, 0] | blocks[:, :, 1] << 4, 2), "halves", bits, inputs)
+    if layout == "signed blocks":
+        blocks = in_blocks((codes ^ 128).reshape(outputs, -1, 32), 2)
+        return StoredCodes(blocks.view(torch.int8), "signed", bits, inputs)
+    octets = torch.from_numpy(codes)
+    return StoredCodes((octets ^ 128).view(torch.int8) if layout == "signed" else octets, layout, bits, inputs)
+
+
+LAYOUTS = [
+    *((layout, 4) for layout in ("words", "columns", "halves", "across")),
+    *((layout, 8) for layout in ("words", "columns", "signed", "signed blocks", "unsigned")),
+]
+
+
+@pytest.mark.parametrize("tiling", [AVX2, AVX512, BASE])
+@pytest.mark.parametrize(("layout", "bits"), LAYOUTS)
+@pytest.mark.parametrize(("inputs", "group"), [(96, 32), (352, 128), (32, 64)])
+def test_stored_codes_are_packed_like_unpacked_ones(layout, bits, inputs, group, tiling):
+    """Parts begin at any output, with a group that is not full, in memory that is not zero."""
+    random, parts, plain = np.random.default_rng(inputs + group), [], []
+    for count, zeros in ((40, False), (24, bits == 4), (48, False)):
+        codes = random.integers(0, 1 << bits, (count, inputs), dtype=np.uint8)
+        values = torch.from_numpy(codes if bits == 4 else codes ^ 128).view(torch.uint8 if bits == 4 else torch.int8)
+        scales = numbers(count, -(-inputs // group)).half()
+        points = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if zeros else None
+        made = stored_codes(layout, bits, codes)
+        assert torch.equal(made.unpacked(), values) and made.shape == values.shape
+        for kept, found in ((made, parts), (values, plain)):
+            found.append(Int8Weight(kept, scales, group) if bits == 8 else Int4Weight(kept, scales, points, group))
+    dirty = lambda shape, dtype: torch.full(shape, 7, dtype=dtype)  # noqa: E731
+    expected, found = pack(joined(plain), tiling), pack(Joined(tuple(parts)), tiling, None, dirty)
+    assert torch.equal(found.data, expected.data)
+    assert (found.outputs, found.inputs, found.zeros, found.form) == (112, inputs, bits == 4, expected.form)
+    assert torch.equal(Joined(tuple(parts)).restored(), joined(plain).restored())
+
+
+def test_parts_with_scales_of_different_types_have_them_in_float32():
+    values, scales = torch.ones(24, 64, dtype=torch.int8), numbers(24, 2)
+    parts = tuple(Int8Weight(values, scales.to(kind), 32) for kind in (torch.float16, torch.bfloat16))
+    packed = pack(Joined(parts), AVX2)
+    assert packed.scale_type == torch.float32
+    tail = packed.data[1, 0, 32 * 16 :].view(torch.float32)
+    assert torch.equal(tail, torch.cat((parts[0].scales[16:, 0].float(), parts[1].scales[:8, 0].float())))
+
+
+@pytest.mark.parametrize(("layout", "bits"), LAYOUTS)
+def test_shares_of_stored_codes_are_shares_of_the_integers(layout, bits):
+    codes = np.random.default_rng(3).integers(0, 1 << bits, (48, 128), dtype=np.uint8)
+    made = stored_codes(layout, bits, codes)
+    values = made.unpacked()
+    assert torch.equal(made.columns(32, 64).unpacked(), values[:, 32:96])
+    assert torch.equal(made.columns(96, 32).unpacked(), values[:, 96:])
+    assert torch.equal(unpacked(made.rows(slice(8, 24))), values[8:24])
+    assert torch.equal(unpacked(made.rows(slice(3, 40, 2))), values[3:40:2])
+    odd = made.columns(3, 64)
+    assert odd is None if made.unit > 1 else torch.equal(odd.unpacked(), values[:, 3:67])
+
+
+@pytest.mark.parametrize(("layout", "bits"), LAYOUTS)
+def test_stored_codes_are_packed_alike_by_any_number_of_threads(layout, bits):
+    codes = np.random.default_rng(4).integers(0, 1 << bits, (4152, 576), dtype=np.uint8)
+    made, scales, threads = stored_codes(layout, bits, codes), numbers(4152, 9).half(), torch.get_num_threads()
+    kind = (lambda values: Int8Weight(values, scales, 64)) if bits == 8 else (lambda v: Int4Weight(v, scales, None, 64))
+    expected = pack(kind(made.unpacked()), AVX2)
+    try:
+        for count in (1, 2, 7):
+            torch.set_num_threads(count)
+            assert torch.equal(pack(kind(made), AVX2).data, expected.data), f"{count} threads"
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_stored_codes_are_not_unpacked_first(monkeypatch):
+    """Each byte of the file is read once, without a copy of the matrix."""
+
+    def fail(self: StoredCodes) -> torch.Tensor:
+        raise AssertionError(f"{self.layout} is unpacked")
+
+    scales = numbers(48, 2).half()
+    for layout, bits in LAYOUTS:
+        made = stored_codes(layout, bits, np.zeros((48, 128), dtype=np.uint8))
+        with monkeypatch.context() as patch:
+            patch.setattr(StoredCodes, "unsigned", fail)
+            patch.setattr(StoredCodes, "unpacked", fail)
+            pack(Int8Weight(made, scales, 64) if bits == 8 else Int4Weight(made, scales, None, 64), AVX2)
 
 
 def groups_of(size: int) -> torch.Tensor:

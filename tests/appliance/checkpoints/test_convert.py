@@ -32,9 +32,12 @@ def test_a_mix_is_measured_proposed_and_written(folder, tmp_path, capfd):
     assert main(words) == 0
     shown = capfd.readouterr()
     assert "model.layers.1" in shown.out and "all in int4:" in shown.out and "proposed mix:" in shown.out
-    assert f"slipway convert {folder} FOLDER --mix {mix}" in shown.err
+    assert f"slipway convert {folder} FOLDER --mix {mix}" in shown.err and "1 of 2 layers measured, " in shown.err
+    assert "not included: " in shown.out and "as stored: " in shown.out
     assert {"int4", "int8"} >= set(json.loads(mix.read_text())["layers"].values())
-    assert main(["convert", str(folder), str(made), "--mix", str(mix)]) == 0
+    assert main(["convert", str(folder), str(made), "--mix", str(mix), "--shard-size", "200K"]) == 0
+    files = sorted(made.glob("*.safetensors"))
+    assert len(files) > 2 and max(file.stat().st_size for file in files) < 250_000
     shown = capfd.readouterr().out
     assert "% of the source" in shown and "sha256sum -c SHA256SUMS" in shown
     check = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=made, capture_output=True, text=True, check=False)

@@ -40,12 +40,13 @@ from engine.formats.native import E4M3, GgmlBlocks, Groups, Native
 from engine.formats.registry import find_method
 from engine.weights import fused as fusing
 from engine.weights.slot import Slot, Slots
-from kernels import block_codes, integer_matmul, planes, quantisation
+from kernels import block_codes, integer_matmul, planes, quantisation, stored_codes
 from kernels import integers as gpu_integers
 from kernels.block_weights import pack_blocks
 from kernels.ggml_layout import LAYOUTS
 from kernels.integers import pack_integers
 from kernels.plane_layout import DOUBLED, PLANES
+from kernels.stored_codes import StoredCodes
 from tests.engine.float_writers import FLOAT_KINDS
 from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.gguf_writer import drawn_blocks
@@ -137,7 +138,7 @@ def is_fused(names: tuple[str, str], native: Native, *, whole: bool = False) -> 
     got = fusing.fused_native(native, ("0", "1"), numbers, share, CPU)
     want = torch.cat((parts["0"].values[-64:], parts["1"].values))[:, first : first + count]
     return close(got.restored(), want) and (
-        not isinstance(native, Groups) or close(pack_integers(got, CPU).restored(), want)
+        not isinstance(native, Groups) or close(pack_integers(got.whole(), CPU).restored(), want)
     )
 
 
@@ -187,6 +188,10 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
     # integers
     "halves of a byte swapped": (
         stored("gptq-128"),
+        edit(stored_codes._octets, "(octets & 15, octets >> 4)", "(octets >> 4, octets & 15)"),
+    ),
+    "parts of a byte of 2 bits in reverse": (
+        stored("gptq-2"),
         edit(integers.unpacked, "for at in range(0, 8, bits)", "for at in range(8 - bits, -1, -bits)"),
     ),
     "number of 3 bits shifted at the end of a word": (
@@ -205,7 +210,7 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
     ),
     "act order ignored": (
         stored("gptq-64-ordered"),
-        edit(integers.unsigned, "values if order is None else values[:, order.long()]", "values"),
+        edit(integers.unsigned, "_octets(values)[:, order.long()]", "_octets(values)"),
     ),
     "act order of a dequantized matrix ignored": (
         stored("gptq-8-ordered-zeros"),
@@ -223,7 +228,7 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
     ),
     "act order of a fused matrix ignored": (
         ORDERED,
-        edit(fusing._joined, "zeros, first.group, first.order)", "zeros, first.group, None)"),
+        edit(quantisation.joined, "zeros, first.group, first.order)", "zeros, first.group, None)"),
     ),
     "middle of 2 bits kept in 4": (
         stored("gptq-2"),
@@ -237,7 +242,10 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
             "middle if zeros is not None else zeros.repeat_interleave",
         ),
     ),
-    "outputs of an awq word in the inverse order": (stored("awq-64"), constant(awq, "ORDER", (0, 4, 1, 5, 2, 6, 3, 7))),
+    "outputs of an awq word in the inverse order": (
+        stored("awq-64"),
+        constant(stored_codes, "ACROSS", (0, 4, 1, 5, 2, 6, 3, 7)),
+    ),
     "padding of awq-gemv read as zero points": (
         stored("awq-gemv-128"),
         edit(
@@ -265,10 +273,18 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
     "middle of int8 off by one": (
         stored("int8-groups"),
         edit(
-            compressed_tensors.Int8.numbers,
-            ".to(torch.int16) + 128).to(torch.uint8)",
-            ".to(torch.int16) + 127).to(torch.uint8)",
+            StoredCodes.unpacked,
+            "return self.data.flatten(1)",
+            "return self.data.flatten(1) - 1",
         ),
+    ),
+    "middle of zero points of int8 off by one": (
+        stored("int8-zeros"),
+        edit(compressed_tensors.Int8.numbers, ".to(torch.int16) + 128", ".to(torch.int16) + 127"),
+    ),
+    "sign of stored int8 kept in unsigned integers": (
+        stored("int8-zeros"),
+        edit(StoredCodes.unsigned, "view(torch.uint8) ^ 128", "view(torch.uint8)"),
     ),
     "zero points of torchao without the middle": (
         stored("torchao-int4-zeros"),
@@ -276,7 +292,7 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
     ),
     "int8 of Quark without the middle": (
         stored("quark-int8"),
-        edit(quark.QuarkInt8.numbers, "(torch.int16) + 128).to(torch.uint8)", "(torch.int16)).to(torch.uint8)"),
+        edit(quark.QuarkInt8.numbers, 'signed_codes(matrix.read("weight"))', 'matrix.read("weight").view(torch.uint8)'),
     ),
     "groups of a rank begin at the first input": (
         fused("gptq-32-zeros", Groups(4, 32, zeros=True)),
@@ -288,7 +304,7 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
     ),
     "zero points of a symmetric source one too small": (
         fused("awq-gemv-128", Groups(4, 128, zeros=True), "gptq-128"),
-        edit(fusing._zeros_of, "part.scales.shape, 8", "part.scales.shape, 7"),
+        constant(quantisation, "MIDDLE", 7),
     ),
     "halves of a packed byte swapped on a GPU": (
         stored("awq-64"),
@@ -390,11 +406,15 @@ FAULTS: dict[str, tuple[Callable[[], bool], Callable[[pytest.MonkeyPatch], None]
     ),
     "neighbours instead of halves in Q4_0": (
         in_blocks("Q4_0"),
-        edit(ggml._halves, "torch.cat((raw & 15, raw >> 4), -1)", "torch.stack((raw & 15, raw >> 4), -1).flatten(-2)"),
+        edit(
+            StoredCodes.unsigned,
+            "torch.cat((self.data & 15, self.data >> 4), 2).flatten(1)",
+            "torch.stack((self.data & 15, self.data >> 4), 3).flatten(1)",
+        ),
     ),
     "scale of Q8_0 read behind the numbers": (
         in_blocks("Q8_0"),
-        edit(ggml.Q8_0.integers, "raw[:, :, 2:].contiguous()", "raw[:, :, :-2].contiguous()"),
+        edit(ggml.Q8_0.integers, "raw[:, :, 2:]", "raw[:, :, :-2]"),
     ),
     "scales and minimums of Q4_K swapped": (
         in_blocks("Q4_K"),
@@ -468,7 +488,7 @@ def test_fused_sources_in_different_orders_are_refused(monkeypatch: pytest.Monke
     native = Groups(4, 64, zeros=True, ordered=True)
     with pytest.raises(CheckpointError, match="in different orders"):
         fusing.fused_native(native, ("0", "1"), numbers, share, CPU)
-    edit(fusing._joined, "any(not _same(piece.order, first.order) for piece in pieces)", "False")(monkeypatch)
+    edit(fusing._joined, "any(not _same(piece.order, pieces[0].order) for piece in pieces)", "False")(monkeypatch)
     got = fusing.fused_native(native, ("0", "1"), numbers, share, CPU).restored()
     assert not close(got[ROWS:], other.restored())
 

@@ -28,6 +28,7 @@ SIZES = {
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
 GEMMA = {**GROUPED, "sliding_window": 6, "query_pre_attn_scalar": 24, "layer_types": KINDS}
+T5 = {"d_model": 48, "d_ff": 66, "d_kv": 10, "num_layers": 3, "num_heads": 6, "relative_attention_num_buckets": 8}
 LOCAL = {"local_attention": 6, "layer_types": [KINDS[2], KINDS[0], KINDS[0]]}
 THREE = {"id2label": {0: "no", 1: "maybe", 2: "yes"}, "label2id": {"no": 0, "maybe": 1, "yes": 2}}
 ONE = {"id2label": {0: "relevant"}, "label2id": {"relevant": 0}}
@@ -68,7 +69,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic": ("NomicBertModel", {}),
     "nomic-classifier": ("NomicBertForSequenceClassification", THREE),
     "nomic-tokens": ("NomicBertForTokenClassification", THREE),
+    "eurobert": ("EuroBertModel", {"num_key_value_heads": 2}),
+    "eurobert-masked": ("EuroBertForMaskedLM", {"attention_bias": True, "mlp_bias": True}),
+    "eurobert-classifier": ("EuroBertForSequenceClassification", {**THREE, "classifier_pooling": "bos"}),
+    "eurobert-mean": ("EuroBertForSequenceClassification", {**ONE, "classifier_pooling": "mean"}),
+    "eurobert-tokens": ("EuroBertForTokenClassification", THREE),
+    "t5-encoder": ("T5EncoderModel", T5),
+    "mt5-encoder": ("MT5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "umt5-encoder": ("UMT5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
     "gemma3-both-ways": ("Gemma3TextModel", {**GEMMA, "use_bidirectional_attention": True}),
+    "gemma-embedding": (
+        "Gemma3TextModel", {**GEMMA, "query_pre_attn_scalar": 16, "use_bidirectional_attention": True}),
     "gemma3": ("Gemma3TextModel", GEMMA),
     "gemma3-classifier": ("Gemma3TextForSequenceClassification", {**GEMMA, **THREE}),
     "gemma2": ("Gemma2Model", {**GEMMA, "attn_logit_softcapping": 2.0}),
@@ -85,7 +96,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def is_encoder(kind: str) -> bool:
-    return "ert" in kind or kind.startswith(("Gte", "New", "Jina"))
+    return "ert" in kind or kind.startswith(("Gte", "New", "Jina")) or kind.endswith("EncoderModel")
 
 
 # Together they have every part of all cases (test_features.py).
@@ -132,6 +143,7 @@ class JinaBert(transformers.BertModel):  # type: ignore[misc]
 REFERENCES: dict[str, Any] = {
     "JinaBertModel": JinaBert,
     "JinaBertForMaskedLM": JinaBert,
+    "EuroBertForMaskedLM": transformers.EuroBertModel,
     "NewModel": transformers.GteModel,
     "NewForSequenceClassification": transformers.GteForSequenceClassification,
     "NewForTokenClassification": transformers.GteForTokenClassification,

@@ -219,7 +219,8 @@ ORIGINALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 10, "attention.key_length": 16,
         "attention.key_length_swa": 8, "feed_forward_length": [66, 66, 132, 132], "rope.freq_base_swa": 1e4}),
 }  # fmt: skip
-ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm", "t5", "bert", "nomic-bert", "modern-bert"}
+ELSEWHERE = {"qwen2", "qwen3", "exaone", "minicpm", "t5", "t5encoder", "bert", "nomic-bert", "modern-bert", "eurobert",
+             "jina-bert-v2", "jina-bert-v3", "gemma-embedding", "nomic-bert-moe"}  # fmt: skip
 """Kinds with tests in test_gguf.py or in a test of their own, or whose models transformers does not have."""
 
 
