@@ -45,7 +45,7 @@ SMALL = {
 ELSEWHERE = {
     "docs/adapters.md": {
         "chat/completions": "tests/e2e/test_adapters.py",
-        "load_lora_adapter": "tests/e2e/test_adapter_loading.py",
+        "load_lora_adapter": "tests/e2e/test_adapters.py",
     },
     "docs/bundle.md": {"--bundle": "tests/e2e/test_bundle.py"},
     "docs/images.md": {"image_url": "tests/e2e/test_images.py"},

@@ -24,7 +24,7 @@ def rank_of(appliance):
     "tests/e2e/test_ranks.py::test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on"
 )
 def test_two_ranks_answer_as_one_does_and_leave_no_process(demo, launch):
-    appliance = launch(DEMO, "-tp", "2")
+    appliance = launch(DEMO, "-tp", "2", "--quantization.kv_cache", "float32")  # as the demo
     appliance.wait_ready()
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", LONG | {"max_tokens": 40})):
         one, two = (each.client.post(path, json=body).json() for each in (demo, appliance))
