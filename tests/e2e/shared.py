@@ -1,4 +1,4 @@
-"""One demo service for all worker processes of a test run."""
+"""One service for all worker processes of a test run."""
 
 import fcntl
 import json
@@ -7,13 +7,42 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.e2e.conftest import Appliance
+
+Description = dict[str, Any]
+"""What a worker needs to know of a running service: values of JSON."""
+
+
+@contextmanager
+def shared(
+    name: str, start: Callable[[], AbstractContextManager[Description]], folders: pytest.TempPathFactory
+) -> Iterator[Description]:
+    """Yield the description of a service that is ready. The worker that needs it first starts it, and stops it once no
+    other worker uses it. The kernel releases the locks of a worker that crashes."""
+    folder = folders.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+    described = folder / f"{name}.json"
+    with (folder / f"{name}.used").open("a") as used, ExitStack() as stack:
+        with (folder / f"{name}.starting").open("a") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(used, fcntl.LOCK_SH)
+            if owned := not described.exists():
+                described.write_text(json.dumps(stack.enter_context(start())))
+        yield json.loads(described.read_text())
+        if owned:
+            fcntl.flock(used, fcntl.LOCK_EX)  # waits for the others; the next one that needs a service starts it
+            described.unlink()
+            stack.close()
 
 
 @dataclass(frozen=True)
 class OtherProcess:
-    """A process that another worker has started."""
+    """A process that another worker may have started."""
 
     pid: int
 
@@ -22,34 +51,10 @@ class OtherProcess:
         return None if os.path.exists(f"/proc/{self.pid}") else -1
 
 
-@contextmanager
-def shared(folder: Path, started: Callable[[], AbstractContextManager[Appliance]]) -> Iterator[Appliance]:
-    """Yield a ready service. The worker that needs it first starts it, and stops it once no other worker uses it.
-
-    folder: the same one for all workers of a run. The kernel releases the locks of a worker that crashes.
-    """
-    described = folder / "service.json"
-    with (folder / "service.used").open("a") as used, ExitStack() as stack:
-        with (folder / "service.starting").open("a") as starting:
-            fcntl.flock(starting, fcntl.LOCK_EX)
-            fcntl.flock(used, fcntl.LOCK_SH)
-            if owned := not described.exists():
-                appliance = stack.enter_context(started())
-                described.write_text(json.dumps(describe(appliance)))
-            else:
-                appliance = restored(json.loads(described.read_text()))
-                stack.callback(appliance.client.close)
-        yield appliance
-        if owned:
-            fcntl.flock(used, fcntl.LOCK_EX)  # waits for the others; the next one that needs a service starts it
-            described.unlink()
-            stack.close()
-
-
-def describe(appliance: Appliance) -> dict[str, int | str]:
+def describe(appliance: Appliance) -> Description:
     log = str(appliance.log)
     return {"pid": appliance.process.pid, "url": appliance.url, "log": log, "marker": appliance.marker}
 
 
-def restored(found: dict) -> Appliance:
+def described_appliance(found: Description) -> Appliance:
     return Appliance(OtherProcess(found["pid"]), found["url"], Path(found["log"]), found["marker"])  # type: ignore[arg-type]

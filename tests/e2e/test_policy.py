@@ -33,7 +33,7 @@ def test_halted_appliance_reports_the_reason_and_never_becomes_ready(launch, eve
     seen = appliance.client.get("/ready")
     assert seen.status_code == 503 and seen.json()["reason"]["exit"] == "restarts"
     assert "killed by SIGSEGV" in seen.json()["reason"]["message"]
-    assert [appliance.status(path) for path in ("/live", "/health")] == [200, 503]
+    assert [appliance.status(path) for path in ("/live", "/health", "/ping")] == [200, 503, 503]
     refused = appliance.client.post("/v1/completions", json=ASK)
     assert refused.status_code == 503 and "needs an operator" in refused.json()["error"]["message"]
     assert "engine-0" not in appliance.pids() and "gateway" in appliance.pids()

@@ -114,6 +114,9 @@ def test_a_start_tells_how_far_a_download_is_and_a_stalled_one_goes_on(launch, h
     assert appliance.stop() == 0
 
 
+@pytest.mark.nightly(
+    "tests/appliance/checkpoints/test_download_program.py::test_permanent_failure_is_printed_and_sent_to_the_gateway"
+)
 def test_a_download_that_is_refused_ends_the_start_with_its_reason(refused, hub, tmp_path, monkeypatch):
     hub.faults[WEIGHTS] = [None, 403]
     monkeypatch.setenv("HF_ENDPOINT", hub.url)

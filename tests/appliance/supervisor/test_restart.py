@@ -49,7 +49,8 @@ def test_permanent_failure_ends_the_appliance_with_its_message(launched):
         pytest.param("checkpoint: model.safetensors is cut short", 10, marks=NIGHTLY),
         pytest.param("architecture: FooForCausalLM", 10, marks=NIGHTLY),
         pytest.param("config: no", 15, marks=NIGHTLY),
-        ("", 15),
+        ("slipway download: source: http: the server answered 403", 20),
+        pytest.param("", 15, marks=NIGHTLY),
     ],
 )
 def test_first_word_of_a_permanent_failure_selects_the_exit_code(launched, text, code):
