@@ -256,7 +256,7 @@ def test_mh_01_to_mh_04_dk_04_sv_05_k8_06_k8_11_a_crash_loop_ends_the_container_
         assert not one.processes(), "DK-03, SV-10: processes are left"
 
 
-@pytest.mark.nightly("tests/e2e/test_policy.py::test_halted_appliance_reports_the_reason_and_never_becomes_ready")
+@pytest.mark.nightly("tests/e2e/test_ranks.py::test_halted_appliance_reports_the_reason_and_never_becomes_ready")
 def test_dk_07_a_halted_container_stays_alive_and_is_not_ready(tmp_path):
     manifest = MANIFEST + "lifecycle: {self_test: {prompts: 0}, restart: {max: 0, exhausted: halt}}\n"
     with started(tmp_path, **in_parts(manifest)) as one:

@@ -129,7 +129,7 @@ def test_a_checkpoint_with_own_code_is_served_with_the_flag(checkpoint, launch):
     assert appliance.stop() == 0
 
 
-@pytest.mark.nightly("tests/e2e/test_policy.py::test_halted_appliance_reports_the_reason_and_never_becomes_ready")
+@pytest.mark.nightly("tests/e2e/test_ranks.py::test_halted_appliance_reports_the_reason_and_never_becomes_ready")
 def test_an_engine_that_is_killed_once_too_often_ends_all_with_its_code_and_leaves_nothing(
     launch, eventually, tmp_path
 ):
