@@ -13,16 +13,23 @@ import pytest
 from benchmarks.fault_injection import KillTarget, kill_under_load
 from benchmarks.service import run_directory
 from engine.api.heartbeat import State, read_heartbeat
-from tests.e2e.conftest import DEMO, Appliance
+from tests.e2e.conftest import DEMO, ROOT, Appliance
+from tests.e2e.poison import FAULT, attack
+from tests.tiers import thinned
 
 ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def appliance(launch: Callable[..., Appliance]) -> Appliance:
-    """A service from its first moment to its last one."""
-    settings = ("speculation.method=suffix", "lifecycle.drain=100s")
-    return launch(DEMO, *(word for each in settings for word in ("--set", each)), threads="")
+def appliance(launch: Callable[..., Appliance], tmp_path_factory: pytest.TempPathFactory) -> Appliance:
+    """A service from its first moment to its last one. Its engine crashes at a poison request. Three crashes are
+    allowed: the engine is killed once, so two are left."""
+    fault = tmp_path_factory.mktemp("fault")
+    (fault / "sitecustomize.py").write_text(FAULT)
+    lifecycle = "{drain: 100s, restart: {max: 3, backoff: 100ms}}"
+    settings = ("speculation.method=suffix", f"lifecycle={lifecycle}")
+    words = (word for each in settings for word in ("--set", each))
+    return launch(DEMO, *words, threads="", PYTHONPATH=f"{fault}:{ROOT}")
 
 
 def test_the_gateway_answers_before_the_engine_serves(appliance, eventually):
@@ -52,6 +59,23 @@ def test_no_request_notices_that_its_engine_was_killed(appliance):
     assert appliance.metric("slipway_requests_quarantined_total") == 0
     assert 0 < appliance.metric("slipway_draft_accepted_tokens_total") < appliance.metric("slipway_draft_tokens_total")
     assert appliance.metric("slipway_draft_search_seconds_total") > 0
+
+
+@pytest.mark.parametrize("counts", thinned([(1, 1), (1, 2), (3, 2), (31, 2)], kept=[(1, 1)]))
+def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(appliance, counts):
+    """counts: other requests, and copies of the poison request. Crashes that it causes do not count."""
+    others, poison = counts
+    appliance.wait_ready()
+    isolated, restarts = "slipway_requests_quarantined_total", "slipway_engine_restarts_total"
+    earlier = appliance.metric(isolated), appliance.metric(restarts)
+    before, beside, refused = asyncio.run(attack(appliance.url, others, poison, more_tokens=sum(counts)))
+    assert [finish for _, finish in beside] == ["length"] * others
+    assert beside == before
+    assert [reply.status_code for reply in refused] == [422] * (poison + 1)
+    assert all("is isolated" in reply.json()["error"]["message"] for reply in refused)
+    assert appliance.metric(isolated) - earlier[0] == poison
+    assert 1 + poison <= appliance.metric(restarts) - earlier[1] <= 15
+    assert appliance.status("/ready") == 200
 
 
 # The last test of this service: it stops it.
