@@ -31,7 +31,7 @@ DEMO = ROOT / "manifests" / "demo"
 PROMPT = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 SESSION = "X-Amzn-SageMaker-Session-Id"
-LONG = {"prompt": "Hello", "max_tokens": 600, "ignore_eos": True, "stream": True}
+LONG = {"prompt": "Hello", "max_tokens": 300, "ignore_eos": True, "stream": True}
 PART = 1024
 """Bytes of a variable on SageMaker."""
 

@@ -199,7 +199,7 @@ def execute(command: list[str], given: str) -> None:
         program, environ["PYTHONPATH"] = sys.executable, str(ROOT)
     elif program == "curl":
         words = ["-fsS", *words]
-    done = subprocess.run([program, *words], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([program, *words], env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0 and done.stdout.strip(), f"{given}\n{done.stderr}"
 
 
