@@ -51,6 +51,8 @@ LONGEST = (
     "kernels/test_aot.py",
     "e2e/test_chaos.py",
     "e2e/test_reload.py",
+    "e2e/test_survive.py",
+    "e2e/test_adapters.py",
     "engine/layers/test_families.py",
     "engine/layers/test_architectures.py",
     "engine/test_ranks.py",

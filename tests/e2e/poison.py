@@ -1,4 +1,4 @@
-"""A request that crashes the engine after a few tokens, and other requests beside it."""
+"""A request that crashes the engine after a few tokens, together with other requests."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
 """`python relay.py PORT … --port OWN`: forward TCP connections from OWN to PORT of this machine until SIGTERM.
 
-It stands for a process that serves, if a test only needs its port, its signals and the replies of a real service.
+It replaces a service in tests that need a port, an exit at SIGTERM and the replies of a real service.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.conftest import Appliance
 
 Description = dict[str, Any]
-"""What a worker needs to know of a running service: values of JSON."""
+"""Facts about a running service, as JSON values."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def shared(
                 described.write_text(json.dumps(stack.enter_context(start())))
         yield json.loads(described.read_text())
         if owned:
-            fcntl.flock(used, fcntl.LOCK_EX)  # waits for the others; the next one that needs a service starts it
+            fcntl.flock(used, fcntl.LOCK_EX)  # waits for the others; a later worker starts another service
             described.unlink()
             stack.close()
 

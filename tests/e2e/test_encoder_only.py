@@ -1,7 +1,7 @@
 """A service of the towers alone, and one of the decoder without towers: replies equal transformers'.
 
-The tower has features for the first hidden states of the decoder. tests/e2e/test_images.py does the same with one that
-has none, and with a decoder that has its tower."""
+The tower has features for the first hidden states of the decoder. tests/e2e/test_images.py has a tower without such
+features, and a decoder with its tower."""
 
 import json
 from collections.abc import Callable
