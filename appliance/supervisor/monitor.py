@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -27,9 +27,12 @@ from appliance.runtime.halted import is_halted
 from appliance.supervisor.exit_status import ExitStatus
 from appliance.supervisor.hangs import Budgets
 from appliance.supervisor.reaper import take_exit_status
-from appliance.supervisor.supervisord import ExitWatcher, Supervisor, take_event, wake_supervisor
+from appliance.supervisor.supervisord import ExitWatcher, take_event, wake_supervisor
 from appliance.supervisor.watchdog import CHECK_INTERVAL_S, GATEWAY, Watchdog
 from engine.api.errors import EXIT_DRIFT, EXIT_PERMANENT
+
+if TYPE_CHECKING:
+    from appliance.supervisor.rpc import Supervisor
 
 ALIVE_INTERVAL_S = 5.0  # interval between the messages to the launcher that the monitor is alive
 ENGINES = "engines:"  # prefix of the Supervisor names of programs that can be halted
@@ -230,6 +233,8 @@ class RestartMonitor:
 
 
 def main(path: Path) -> int:
+    from appliance.supervisor.rpc import Supervisor  # the launcher imports this module without it
+
     config = msgspec.json.decode(path.read_bytes(), type=Config)
     # opened for both: opening it for writing alone would block if the launcher is gone
     pipe = os.open(config.notices, os.O_RDWR)
@@ -259,7 +264,7 @@ def main(path: Path) -> int:
 
 
 def _listen(
-    monitor: RestartMonitor, supervisor: Supervisor, ends: ExitWatcher, exemptions: int, watchdog: Watchdog
+    monitor: RestartMonitor, supervisor: "Supervisor", ends: ExitWatcher, exemptions: int, watchdog: Watchdog
 ) -> None:
     """Handle events until Supervisor closes the pipe."""
     buffer, alive_at = bytearray(), 0.0

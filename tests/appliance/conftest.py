@@ -18,8 +18,6 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from appliance.chat_templates import template
-from appliance.chat_templates.renderers import Renderers
 from appliance.config.gateway import GatewayConfig, with_values
 from appliance.security.certificate import read_certificate
 from appliance.security.keys import ApiKey, parse_keys
@@ -52,18 +50,8 @@ PATIENCE_S = 100.0  # against hangs only; nothing is timed
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_renderers() -> Iterator[None]:
-    """Check the chat templates of all plans in the same processes, as a gateway does. A plan starts its own otherwise:
-    0.15 s of CPU time instead of 0.02 s."""
-    with pytest.MonkeyPatch.context() as patch:
-        renderers, plain = Renderers(), template.ChatTemplate
-
-        def made(sources: Any, special_tokens: Any, own: Renderers = renderers) -> template.ChatTemplate:
-            return plain(sources, special_tokens, own)
-
-        patch.setattr(template, "ChatTemplate", made)
-        yield
-        renderers.close()
+def use_shared_renderers(shared_renderers: None) -> None:
+    """Share the processes for templates in all tests of this folder."""
 
 
 def until(what: str, check: Callable[[], bool]) -> None:

@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.e2e.conftest import PATIENCE_S, ROOT, free_port, until
+from tests.e2e.shared import shared
 
 KEY = "sk-contract"
 HEALTH, PREDICT = "/platform/health", "/platform/predict"
@@ -24,23 +27,25 @@ ENVIRONMENT = {
     "SLIPWAY__ENDPOINTS__API_KEYS": "clients",
     "SLIPWAY__SECRETS": "{clients: {env: CONTRACT_KEYS}}",
     "SLIPWAY__ENDPOINTS__SESSIONS__KEEP": "20m",
+    "SLIPWAY__HARDWARE__THREADS": "1",  # see tests/e2e/conftest.py
     "CONTRACT_KEYS": KEY,
 }
 
 
 @pytest.fixture(scope="session")
-def grpc_port() -> int:
-    """The port of gRPC, also of a service at a URL."""
-    return int(os.environ.get("SLIPWAY_CONTRACTS_GRPC_PORT") or free_port())
-
-
-@pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory, grpc_port: int) -> Iterator[str]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The URL of the service without a final slash, and its port of gRPC."""
     if given := os.environ.get("SLIPWAY_CONTRACTS_URL"):
-        yield given.rstrip("/")
+        port = int(os.environ.get("SLIPWAY_CONTRACTS_GRPC_PORT") or free_port())
+        yield {"url": given.rstrip("/"), "grpc_port": port}
         return
-    port = free_port()
-    log: Path = tmp_path_factory.mktemp("contracts") / "log"
+    with shared("contracts", lambda: started(tmp_path_factory.mktemp("contracts") / "log"), tmp_path_factory) as found:
+        yield found
+
+
+@contextmanager
+def started(log: Path) -> Iterator[dict[str, Any]]:
+    port, grpc_port = free_port(), free_port()
     environ = {**os.environ, **ENVIRONMENT, "AIP_HTTP_PORT": str(port)}
     environ["SLIPWAY__ENDPOINTS__GRPC_PORT"] = str(grpc_port)
     with log.open("w") as out:
@@ -53,15 +58,26 @@ def url(tmp_path_factory: pytest.TempPathFactory, grpc_port: int) -> Iterator[st
         def healthy() -> bool:
             assert process.poll() is None, log.read_text()
             try:
-                return httpx.get(f"{address}{HEALTH}").status_code == 200
+                return httpx.get(f"{address}{HEALTH}", verify=False).status_code == 200
             except httpx.TransportError:
                 return False
 
         until(f"{HEALTH} of {address}", healthy)
-        yield address
+        yield {"url": address, "grpc_port": grpc_port}
     finally:
         process.terminate()
         process.wait(timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def grpc_port(service: dict[str, Any]) -> int:
+    """The port of gRPC, also of a service at a URL."""
+    return int(service["grpc_port"])
+
+
+@pytest.fixture(scope="session")
+def url(service: dict[str, Any]) -> str:
+    return str(service["url"])
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ DEMO = ROOT / "manifests" / "demo"
 PROMPT = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
 ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 SESSION = "X-Amzn-SageMaker-Session-Id"
-LONG = {"prompt": "Hello", "max_tokens": 600, "ignore_eos": True, "stream": True}
+LONG = {"prompt": "Hello", "max_tokens": 300, "ignore_eos": True, "stream": True}
 PART = 1024
 """Bytes of a variable on SageMaker."""
 
@@ -256,6 +256,7 @@ def test_mh_01_to_mh_04_dk_04_sv_05_k8_06_k8_11_a_crash_loop_ends_the_container_
         assert not one.processes(), "DK-03, SV-10: processes are left"
 
 
+@pytest.mark.nightly("tests/e2e/test_ranks.py::test_halted_appliance_reports_the_reason_and_never_becomes_ready")
 def test_dk_07_a_halted_container_stays_alive_and_is_not_ready(tmp_path):
     manifest = MANIFEST + "lifecycle: {self_test: {prompts: 0}, restart: {max: 0, exhausted: halt}}\n"
     with started(tmp_path, **in_parts(manifest)) as one:

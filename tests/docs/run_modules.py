@@ -1,7 +1,8 @@
-"""Run modules as `python -m` does, each in a forked child of one process that has imported the large packages already.
+"""Run modules as `python -m` does, each in a forked child of one process that has imported all modules already.
 
-Reads JSON [[module, argument, …], …] from standard input and prints JSON [[exit code, output], …]. A child that exits
-by SystemExit or an exception behaves as the interpreter does: the message or the traceback is part of its output.
+Reads JSON {"imports": [module, …], "commands": [[module, argument, …], …]} from standard input. Prints JSON
+{"imports": "traceback of an error or warning", "commands": [[exit code, output], …]}. A child that exits by SystemExit
+or an exception behaves as the interpreter does: the message or the traceback is part of its output.
 """
 
 import gc
@@ -12,6 +13,7 @@ import runpy
 import sys
 import tempfile
 import traceback
+import warnings
 from typing import Any
 
 # Imported once for all children: up to three seconds each.
@@ -50,11 +52,24 @@ def run(argv: list[str]) -> tuple[int, str]:
         return os.waitstatus_to_exitcode(status), output.read().decode()
 
 
-def main(commands: Any) -> None:
+def import_all(modules: list[str]) -> str:
+    """Import modules. A warning is an error. Return its traceback, or ""."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            for name in modules:
+                importlib.import_module(name)
+        except Exception:
+            return traceback.format_exc()
+    return ""
+
+
+def main(given: Any) -> None:
     for name in SHARED:
         importlib.import_module(name)
+    error = import_all(given["imports"])
     gc.freeze()  # the children need not copy the pages of objects that a collection would visit
-    json.dump([run(argv) for argv in commands], sys.stdout)
+    json.dump({"imports": error, "commands": [run(argv) for argv in given["commands"]]}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -159,9 +157,3 @@ def test_every_top_level_folder_is_on_the_architecture_page():
     page = (ROOT / "docs" / "architecture.md").read_text()
     for name in ("appliance", "engine", "kernels", "manifests", "docker", "benchmarks", "tools", "tests"):
         assert (ROOT / name).is_dir() and f"{name}/" in page
-
-
-def test_the_script_of_the_readme_runs():
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr

@@ -45,7 +45,7 @@ SMALL = {
 ELSEWHERE = {
     "docs/adapters.md": {
         "chat/completions": "tests/e2e/test_adapters.py",
-        "load_lora_adapter": "tests/e2e/test_adapter_loading.py",
+        "load_lora_adapter": "tests/e2e/test_adapters.py",
     },
     "docs/bundle.md": {"--bundle": "tests/e2e/test_bundle.py"},
     "docs/images.md": {"image_url": "tests/e2e/test_images.py"},
@@ -199,7 +199,7 @@ def execute(command: list[str], given: str) -> None:
         program, environ["PYTHONPATH"] = sys.executable, str(ROOT)
     elif program == "curl":
         words = ["-fsS", *words]
-    done = subprocess.run([program, *words], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([program, *words], env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0 and done.stdout.strip(), f"{given}\n{done.stderr}"
 
 

@@ -21,6 +21,7 @@ from appliance.cli.main import main
 from appliance.supervisor.programs import programs
 
 ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "manifests" / "demo.yaml"
 SLIPWAY = [sys.executable, "-m", "appliance"]
 PATIENCE_S = 120.0  # against hangs only; nothing is timed
 
@@ -121,7 +122,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     started: list[Appliance] = []
 
     def start(
-        manifest: Path = ROOT / "manifests" / "demo.yaml",
+        manifest: Path = DEMO,
         *arguments: str,
         scheme: str = "http",
         threads: str = "1",
@@ -164,6 +165,11 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., A
     takes about 2 % of a CPU and 350 MB."""
     with launcher(tmp_path_factory) as start:
         yield start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def use_shared_renderers(shared_renderers: None) -> None:
+    """Share the processes for templates among commands that run in this process."""
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""A service of the towers alone, and one of the decoder without towers: replies equal transformers'."""
+"""A service of the towers alone, and one of the decoder without towers: replies equal transformers'.
+
+The tower has features for the first hidden states of the decoder. tests/e2e/test_images.py has a tower without such
+features, and a decoder with its tower."""
 
 import json
 from collections.abc import Callable
@@ -78,6 +81,7 @@ def reply_of_transformers(folder: Path, prompt: list[int], image: Any) -> list[i
     return ids[0, len(prompt) :].tolist()
 
 
+@pytest.mark.nightly("tests/e2e/test_images.py::test_replies_to_the_embeddings_of_another_service_equal_transformers")
 @pytest.mark.slow
 def test_a_decoder_replies_to_the_embeddings_of_another_service(launch: Callable[..., Appliance], folder: Path) -> None:
     """The reply of the first service has parts for messages of the second one."""

@@ -30,6 +30,7 @@ def weights_of_nan(folder: Path, rest: str = "") -> Path:
     return path
 
 
+@pytest.mark.nightly("tests/appliance/server/http/test_first_requests.py::test_errors_of_every_request_are_reported")
 def test_weights_of_nan_end_the_start_with_the_reason(launch, tmp_path):
     appliance = launch(weights_of_nan(tmp_path))
     assert appliance.process.wait(120) == exits.CHECKPOINT.number, appliance.output()
@@ -38,7 +39,7 @@ def test_weights_of_nan_end_the_start_with_the_reason(launch, tmp_path):
     assert "try:" not in output  # the hint that is printed when the service is ready
 
 
-@pytest.mark.nightly("tests/e2e/test_first_requests.py::test_weights_of_nan_end_the_start_with_the_reason")
+@pytest.mark.nightly("tests/appliance/supervisor/test_halted.py::test_damaged_checkpoint_halts_the_appliance")
 def test_weights_of_nan_halt_an_appliance(launch, tmp_path):
     appliance = launch(weights_of_nan(tmp_path, "lifecycle: {restart: {exhausted: halt}}\n"))
 

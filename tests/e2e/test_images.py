@@ -1,4 +1,5 @@
-"""Images and videos through the running service: replies of transformers, a crash of the engine, and images turned off.
+"""Images and videos through the running service: replies of transformers, embeddings of another service, a crash of the
+engine, and images turned off.
 
 The model is a small Qwen2-VL with random weights and the tokenizer of the demo.
 """
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 24
 MANIFEST = """\
 apiVersion: slipway/v2
-model: {{source: {{path: model}}, names: [eyes], max_context: 512}}
+model: {{source: {{path: model}}, names: [eyes], max_context: 512, media: {{{media}}}}}
 hardware: {{device: cpu, threads: 1}}
 lifecycle: {{self_test: {{prompts: 0}}}}
 {more}
@@ -70,8 +71,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for token in ids.values():
             model.lm_head.weight[token] = 0  # replies are text
     model.save_pretrained(base / "model")
-    for name, more in (("on", ""), ("off", "limits: {media: {images: 0}}")):
-        (base / f"{name}.yaml").write_text(MANIFEST.format(more=more))
+    for name, media, more in (
+        ("on", "accept_embeddings: true", ""),
+        ("off", "", "limits: {media: {images: 0}}"),
+        ("towers", "encoder_only: true", ""),
+    ):
+        (base / f"{name}.yaml").write_text(MANIFEST.format(media=media, more=more))
     return base
 
 
@@ -147,6 +152,7 @@ def test_replies_equal_transformers_and_the_prefix_cache_tells_images_apart(serv
     assert "slipway_media_encoded_total" in service.client.get("/metrics").text
 
 
+@pytest.mark.nightly("tests/e2e/test_speech.py::test_a_transcript_survives_a_kill_of_its_engine")
 def test_a_stream_with_an_image_survives_a_kill_of_its_engine(service: Appliance) -> None:
     count = 200
     body = {"model": "eyes", "messages": messages(picture(seed=4), picture(seed=5)), "temperature": 0}
@@ -167,6 +173,27 @@ def stream(service: Appliance, body: dict) -> list[str]:
         **{name: value for name, value in body.items() if name != "ignore_eos"}, extra_body=extra
     )
     return (chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_replies_to_the_embeddings_of_another_service_equal_transformers(
+    service: Appliance, launch: Callable[..., Appliance], folder: Path
+) -> None:
+    """The reply of a service of the towers alone has parts for messages of the other one."""
+    towers, image = launch(folder / "towers.yaml"), picture(70, 41)
+    part = {"type": "image_url", "image_url": {"url": data_url(png(image))}}
+    towers.wait_ready()
+    found = towers.client.post("/v1/media/embeddings", json={"input": [part, part]})
+    assert found.status_code == 200, found.text
+    first, second = found.json()["data"]
+    assert first["image_embeds"] == second["image_embeds"] and first["shape"][1] == 32
+    refused = towers.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hello"}]})
+    assert refused.status_code == 404 and "encode" in refused.text
+    assert towers.stop() == 0
+    message = {"role": "user", "content": [first, {"type": "text", "text": "What is this?"}]}
+    replies = [ask(service, messages=[message]) for _ in range(2)]
+    wanted = reply_of_transformers(folder, replies[0]["prompt_token_ids"], image)
+    assert [reply["choices"][0]["token_ids"] for reply in replies] == [wanted] * 2
+    assert replies[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 @pytest.mark.parametrize("count", thinned((48, 1000), (48,)))

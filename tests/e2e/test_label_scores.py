@@ -13,14 +13,6 @@ ITEMS = ["4", "42.", "", "12 apples and 中文"]
 
 
 @pytest.fixture(scope="module")
-def demo(launch):
-    """The demo model with a KV cache in float32: transformers computes the scores in float32 too."""
-    appliance = launch(DEMO.with_suffix(".yaml"), "--quantization.kv_cache", "float32")
-    appliance.wait_ready()
-    return appliance
-
-
-@pytest.fixture(scope="module")
 def tokenizer():
     return transformers.AutoTokenizer.from_pretrained(DEMO)
 

@@ -7,10 +7,8 @@ import shutil
 import signal
 import socket
 import struct
-import threading
 from pathlib import Path
 
-import httpx
 import pytest
 
 from appliance.config import exits
@@ -28,47 +26,6 @@ def manifest(model: Path, rest: str = "") -> str:
 def checkpoint(tmp_path: Path) -> Path:
     """A copy of the demo checkpoint, to be damaged."""
     return Path(shutil.copytree(DEMO, tmp_path / "checkpoint"))
-
-
-def test_the_gateway_answers_before_the_engine_serves_and_an_open_stream_finishes_after_sigterm(launch, eventually):
-    appliance = launch(DEMO.with_suffix(".yaml"), "--set", "lifecycle.drain=100s")
-    eventually("/live", lambda: appliance.status("/live") == 200)
-    seen = appliance.client.get("/ready")
-    if seen.status_code == 503:  # a fast machine may be ready already
-        assert {"status", "phase", "progress"} <= seen.json().keys()
-        refused = appliance.client.post("/v1/completions", json=ASK)
-        assert refused.status_code in (200, 503)
-    appliance.wait_ready()
-    eventually("a curl line", lambda: "curl" in appliance.output())
-    lines = open_stream(appliance)
-    assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
-    assert not [line for line in lines if '"error"' in line]
-    finishes = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith("data: {")]
-    assert finishes[-1] == "length"
-    eventually("no process left", lambda: not appliance.processes())
-
-
-def open_stream(appliance) -> list[str]:
-    """Stop the appliance while a stream is open, and return the lines of the stream."""
-    lines: list[str] = []
-    started = threading.Event()
-
-    def read() -> None:
-        body = ASK | {"max_tokens": 300, "ignore_eos": True, "stream": True}
-        with (
-            httpx.Client(base_url=appliance.url, timeout=60) as client,
-            client.stream("POST", "/v1/completions", json=body) as reply,
-        ):
-            for line in reply.iter_lines():
-                lines.append(line)
-                started.set()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert started.wait(100)
-    assert appliance.stop() == 0
-    reader.join()
-    return lines
 
 
 @pytest.mark.nightly("tests/e2e/test_survive.py::test_no_request_notices_that_its_engine_was_killed")
@@ -172,7 +129,7 @@ def test_a_checkpoint_with_own_code_is_served_with_the_flag(checkpoint, launch):
     assert appliance.stop() == 0
 
 
-@pytest.mark.nightly("tests/e2e/test_policy.py::test_halted_appliance_reports_the_reason_and_never_becomes_ready")
+@pytest.mark.nightly("tests/e2e/test_ranks.py::test_halted_appliance_reports_the_reason_and_never_becomes_ready")
 def test_an_engine_that_is_killed_once_too_often_ends_all_with_its_code_and_leaves_nothing(
     launch, eventually, tmp_path
 ):

@@ -62,24 +62,27 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(launch: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
+def embedder(launch: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Served:
+    one = Served(launch, tmp_path_factory.mktemp("embed"), BertModel)
+    one.appliance.wait_ready()
+    return one
+
+
+@pytest.fixture(scope="module")
+def scorer(launch: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Served:
     labels = {"id2label": {0: "relevant"}, "label2id": {"relevant": 0}}
-    both = {
-        "embed": Served(launch, tmp_path_factory.mktemp("embed"), BertModel),
-        "score": Served(launch, tmp_path_factory.mktemp("score"), BertForSequenceClassification, **labels),
-    }
-    for one in both.values():
-        one.appliance.wait_ready()
-    return both
+    one = Served(launch, tmp_path_factory.mktemp("score"), BertForSequenceClassification, **labels)
+    one.appliance.wait_ready()
+    return one
 
 
 def mean(served: Served, text: str) -> torch.Tensor:
     return served.run(text).last_hidden_state[0].mean(dim=0)
 
 
-def test_vectors_are_those_of_transformers(served: dict[str, Served]) -> None:
+def test_vectors_are_those_of_transformers(embedder: Served) -> None:
     """EM-01 EM-02; POOL-02 within 1e-5 of unit length"""
-    one = served["embed"]
+    one = embedder
     client = openai.OpenAI(api_key="none", base_url=f"{one.url}/v1", max_retries=0)
     for form in ({}, {"encoding_format": "float"}):
         reply = client.embeddings.create(model="tiny", input=TEXTS, **form)
@@ -91,9 +94,9 @@ def test_vectors_are_those_of_transformers(served: dict[str, Served]) -> None:
     assert np.allclose(plain["data"][0]["embedding"], mean(one, TEXTS[0]), atol=1e-4)
 
 
-def test_a_batch_larger_than_a_step_keeps_its_order(served: dict[str, Served]) -> None:
+def test_a_batch_larger_than_a_step_keeps_its_order(embedder: Served) -> None:
     """EM-02"""
-    one = served["embed"]
+    one = embedder
     texts = [" ".join(TEXTS[at % 4 :] + TEXTS[: at % 7]) for at in range(100)]
     together = one.post("/v1/embeddings", {"input": texts})["data"]
     for at in (0, 1, 57, 99):
@@ -101,24 +104,25 @@ def test_a_batch_larger_than_a_step_keeps_its_order(served: dict[str, Served]) -
         assert np.allclose(together[at]["embedding"], alone, atol=1e-5)
 
 
-def test_vectors_of_tokens_are_those_of_transformers(served: dict[str, Served]) -> None:
-    one = served["embed"]
+def test_vectors_of_tokens_are_those_of_transformers(embedder: Served) -> None:
+    one = embedder
     reply = one.post("/pooling", {"input": TEXTS[1], "task": "token_embed", "use_activation": False})
     assert np.allclose(reply["data"][0]["data"], one.run(TEXTS[1]).last_hidden_state[0], atol=1e-4)
 
 
-def test_scores_of_vectors_are_their_cosines(served: dict[str, Served]) -> None:
+def test_scores_of_vectors_are_their_cosines(embedder: Served) -> None:
     """SC-02; POOL-05"""
-    one = served["embed"]
+    one = embedder
     reply = one.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]})
     first, *others = (mean(one, text) for text in TEXTS)
     wanted = [torch.cosine_similarity(first, other, dim=0).item() for other in others]
     assert [entry["score"] for entry in reply["data"]] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_a_cross_encoder_scores_as_its_own_forward_pass(served: dict[str, Served]) -> None:
+@pytest.mark.nightly("tests/engine/layers/test_encoders.py::test_segments_have_rows_of_their_own")
+def test_a_cross_encoder_scores_as_its_own_forward_pass(scorer: Served) -> None:
     """SC-02; POOL-05"""
-    one = served["score"]
+    one = scorer
     wanted = [one.run(TEXTS[0], text).logits[0, 0] for text in TEXTS]
     body = {"query": TEXTS[0], "documents": TEXTS}
     ranked = one.post("/v1/rerank", body)["results"]
@@ -130,26 +134,26 @@ def test_a_cross_encoder_scores_as_its_own_forward_pass(served: dict[str, Served
     assert [entry["score"] for entry in logits] == pytest.approx([float(value) for value in wanted], abs=1e-4)
 
 
-def test_a_classifier_names_its_label(served: dict[str, Served]) -> None:
-    entry = served["score"].post("/classify", {"input": TEXTS[0]})["data"][0]
+@pytest.mark.nightly("tests/appliance/server/http/pooling/test_embeddings.py::test_a_text_is_labelled")
+def test_a_classifier_names_its_label(scorer: Served) -> None:
+    entry = scorer.post("/classify", {"input": TEXTS[0]})["data"][0]
     assert entry["label"] == "relevant" and entry["num_classes"] == 1
-    wanted = torch.sigmoid(served["score"].run(TEXTS[0]).logits[0, 0]).item()
+    wanted = torch.sigmoid(scorer.run(TEXTS[0]).logits[0, 0]).item()
     assert entry["probs"] == pytest.approx([wanted], abs=1e-5)
+    reply = scorer.appliance.client.post("/v1/embeddings", json={"input": "x"})
+    assert reply.status_code == 404 and "it serves" in reply.json()["error"]["message"]
 
 
-def test_what_a_model_does_not_serve_is_told(served: dict[str, Served]) -> None:
+def test_what_a_model_does_not_serve_is_told(embedder: Served) -> None:
     """H-7"""
-    for name, path, body in (
-        ("embed", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-        ("score", "/v1/embeddings", {"input": "x"}),
-    ):
-        reply = served[name].appliance.client.post(path, json=body)
-        assert reply.status_code == 404 and "it serves" in reply.json()["error"]["message"]
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    reply = embedder.appliance.client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 404 and "it serves" in reply.json()["error"]["message"]
 
 
 @pytest.mark.nightly("tests/e2e/test_survive.py::test_no_request_notices_that_its_engine_was_killed")
-def test_an_engine_that_is_killed_costs_no_request(served: dict[str, Served], eventually: Callable[..., None]) -> None:
-    one = served["embed"]
+def test_an_engine_that_is_killed_costs_no_request(embedder: Served, eventually: Callable[..., None]) -> None:
+    one = embedder
     expected = one.post("/v1/embeddings", {"input": TEXTS})["data"]
     before = one.appliance.pids()["engine-0"]
     os.kill(before, signal.SIGKILL)
@@ -160,6 +164,6 @@ def test_an_engine_that_is_killed_costs_no_request(served: dict[str, Served], ev
         assert np.allclose(one_entry["embedding"], other["embedding"], atol=1e-6)
 
 
-def test_the_command_of_the_page_runs(served: dict[str, Served]) -> None:
-    reply = json.loads(documented("docs/pooling.md", "one text", served["embed"].url, {'"demo"': '"tiny"'}))
+def test_the_command_of_the_page_runs(embedder: Served) -> None:
+    reply = json.loads(documented("docs/pooling.md", "one text", embedder.url, {'"demo"': '"tiny"'}))
     assert len(reply["data"]) == 2

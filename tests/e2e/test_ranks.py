@@ -1,15 +1,20 @@
-"""A service whose engine is two processes: the same answers, whole again and going on after one was killed."""
+"""A service whose engine is two processes: the same answers; the engine restarts completely after one was killed, and
+the service halts after one crash too many."""
 
 import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
+from appliance.config import exits
+from tests.e2e.conftest import DEMO, Appliance
+
+ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}
 LONG = {"model": "demo", "prompt": "Hello", "max_tokens": 200, "ignore_eos": True, "temperature": 0, "logprobs": 0}
 
@@ -24,7 +29,7 @@ def rank_of(appliance):
     "tests/e2e/test_ranks.py::test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on"
 )
 def test_two_ranks_answer_as_one_does_and_leave_no_process(demo, launch):
-    appliance = launch(DEMO, "-tp", "2")
+    appliance = launch(DEMO, "-tp", "2", "--quantization.kv_cache", "float32")  # as the demo
     appliance.wait_ready()
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", LONG | {"max_tokens": 40})):
         one, two = (each.client.post(path, json=body).json() for each in (demo, appliance))
@@ -43,8 +48,23 @@ def test_two_ranks_answer_as_one_does_and_leave_no_process(demo, launch):
     assert not appliance.processes()
 
 
-def test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on(launch, eventually):
-    appliance = launch(DEMO, "-tp", "2")
+@pytest.fixture(scope="module")
+def crashes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of crash bundles."""
+    return tmp_path_factory.mktemp("ranks") / "crashes"
+
+
+@pytest.fixture(scope="module")
+def appliance(launch: Callable[..., Appliance], crashes: Path) -> Appliance:
+    """A service that may restart its engine once, and halts after that."""
+    keys = ("lifecycle.restart.exhausted=halt", "lifecycle.restart.max=1", f"lifecycle.crash_bundles.folder={crashes}")
+    termination = crashes.with_name("message")
+    termination.touch()
+    settings = (word for each in keys for word in ("--set", each))
+    return launch(DEMO, "-tp", "2", *settings, SLIPWAY_TERMINATION_LOG=str(termination))
+
+
+def test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on(appliance, eventually):
     appliance.wait_ready()
     whole = appliance.client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
     before, engine = rank_of(appliance), appliance.pids()["engine-0"]
@@ -76,5 +96,51 @@ def test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on(la
     appliance.wait_ready()
     again = appliance.client.post("/v1/completions", json=LONG | {"max_tokens": 20}).json()["choices"][0]["text"]
     assert again and whole.startswith(again)
-    assert appliance.stop() == 0
+
+
+# The last test of this service: it stops it.
+def test_halted_appliance_reports_the_reason_and_never_becomes_ready(appliance, crashes, eventually):
+    appliance.wait_ready()
+    body = ASK | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with appliance.client.stream("POST", "/v1/completions", json=body) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        alone, killed = appliance.metric("slipway_engine_restarts_total") == 0, appliance.pids()["engine-0"]
+        os.kill(killed, signal.SIGSEGV)
+        if alone:  # the restart that the test above needs
+            eventually("another engine", lambda: appliance.pids().get("engine-0", killed) != killed)
+            os.kill(appliance.pids()["engine-0"], signal.SIGSEGV)
+        rest = "".join(lines)
+    assert "The service has halted" in rest and "error" in rest
+    eventually("failed", lambda: appliance.client.get("/ready").json()["status"] == "failed")
+    seen = appliance.client.get("/ready")
+    assert seen.status_code == 503 and seen.json()["reason"]["exit"] == "restarts"
+    assert "killed by SIGSEGV" in seen.json()["reason"]["message"]
+    assert [appliance.status(path) for path in ("/live", "/health", "/ping")] == [200, 503, 503]
+    refused = appliance.client.post("/v1/completions", json=ASK)
+    assert refused.status_code == 503 and "needs an operator" in refused.json()["error"]["message"]
+    assert "engine-0" not in appliance.pids() and "gateway" in appliance.pids()
+    bundle = max(crashes.iterdir())  # their names begin with the time
+    told = json.loads((bundle / "death.json").read_text())
+    assert (told["cause"], told["follows"], told["death"]["signal"]) == ("signal", "halt", "SIGSEGV")
+    (open_one,) = told["open_requests"]
+    assert open_one["emitted"] >= 1 and open_one["prompt"] >= 1
+    assert "max_step_tokens" in (bundle / "engine-0.json").read_text() and (bundle / "gateway.json").exists()
+    assert json.loads(crashes.with_name("message").read_text())["bundle"] == str(bundle)
+    assert appliance.stop() == exits.RESTARTS.number
     assert not appliance.processes()
+
+
+@pytest.mark.nightly(
+    "tests/appliance/supervisor/test_crash_loops.py::test_a_crash_loop_ends_with_the_documented_code_and_nothing_left"
+)
+def test_an_exhausted_policy_ends_the_tree(launch, tmp_path):
+    appliance = launch(
+        DEMO, "-tp", "2", "--set", "lifecycle.restart.max=0",
+        "--set", f"lifecycle.crash_bundles.folder={tmp_path / 'crashes'}",
+    )  # fmt: skip
+    appliance.wait_ready()
+    os.kill(appliance.pids()["engine-0"], signal.SIGKILL)
+    assert appliance.process.wait(100) == exits.RESTARTS.number
+    assert not appliance.processes()
+    assert "killed by SIGKILL" in appliance.output() and len(list((tmp_path / "crashes").iterdir())) == 1

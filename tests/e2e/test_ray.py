@@ -1,4 +1,6 @@
-"""The Ray Serve application of `slipway render ray` with the demo; Ray itself is replaced by its decorator."""
+"""The Ray Serve application of `slipway render ray` with the demo; Ray itself is replaced by its decorator.
+
+`make test` runs the application with a process that forwards to the shared demo instead of `slipway serve`."""
 
 import json
 import sys
@@ -8,15 +10,19 @@ import httpx
 import pytest
 
 from appliance.deployment.ray import APPLICATION
-from tests.e2e.conftest import ROOT
+from tests.e2e.conftest import DEMO, ROOT, SLIPWAY
+from tests.tiers import thinned
+
+RELAY, SERVE = "relay", "slipway serve"
 
 
-@pytest.fixture
-def replica(monkeypatch):
+@pytest.fixture(params=thinned([RELAY, SERVE], kept=[RELAY]))
+def replica(monkeypatch, demo, request):
     """An instance of the deployment's class, as Ray creates it in a worker."""
+    relay = [sys.executable, str(ROOT / "tests" / "e2e" / "relay.py"), demo.url.rpartition(":")[2]]
+    command = json.dumps(relay if request.param == RELAY else [*SLIPWAY, "serve", str(DEMO)])
     serve = types.SimpleNamespace(deployment=lambda cls: type(cls.__name__, (cls,), {"bind": classmethod(lambda c: c)}))
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(serve=serve))
-    command = json.dumps([sys.executable, "-m", "appliance", "serve", str(ROOT / "manifests" / "demo.yaml")])
     source = APPLICATION.format(command=command, scheme="http", startup=120, grace=30)
     space: dict = {"__name__": "slipway_ray"}
     exec(compile(source, "slipway_ray.py", "exec"), space)

@@ -2,6 +2,7 @@
 
 Replies equal transformers' greedy search, also when the engine crashes."""
 
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from appliance.checkpoints.lockfile import lock_path, read_lock
+from appliance.cli.main import main
 from tests.e2e.conftest import ROOT, SLIPWAY, Appliance
 from tests.engine.sourced import Sourced, save
 
@@ -118,11 +120,14 @@ def test_the_longest_source_is_read_beside_running_replies(appliance: Appliance,
     assert [list(one.token_ids) for one in found.choices] == expected  # type: ignore[attr-defined]
 
 
-def test_chat_says_which_route_to_use(appliance: Appliance) -> None:
-    done = subprocess.run([*SLIPWAY, "chat", appliance.url], input="hi\n", capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1 and "/v1/completions" in done.stderr
+def test_chat_says_which_route_to_use(
+    appliance: Appliance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    assert main(["chat", appliance.url]) == 1 and "/v1/completions" in capsys.readouterr().err
 
 
+@pytest.mark.nightly("tests/e2e/test_speech.py::test_a_transcript_survives_a_kill_of_its_engine")
 def test_a_stream_goes_on_when_its_engine_is_killed(appliance: Appliance, bart: Sourced) -> None:
     """The next engine needs the encoder input, the decoder prompt and all tokens so far, or the rest would differ."""
     french = bart.tokenizer.token_to_id("fra_Latn")
@@ -179,8 +184,7 @@ def test_what_was_recorded_is_replayed_and_tried_with_other_settings(appliance: 
     assert appliance.stop() == 0
     record = str(manifest.with_name("flight.bin"))
     for command in (["replay", record], ["whatif", record, "--set", "engine.scheduling.max_running=2"]):
-        done = subprocess.run([*SLIPWAY, *command], capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert main(command) == 0, command
 
 
 @pytest.mark.nightly("tests/e2e/test_drift.py::test_weights_other_than_the_lock_s_end_a_start_naming_the_prompt")

@@ -2,15 +2,14 @@
 
 import hashlib
 import io
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from appliance.cli.main import main
 from appliance.config import exits
-from tests.e2e.conftest import SLIPWAY
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "manifests" / "demo"
@@ -42,7 +41,7 @@ def manifest(folder: Path, source: str, download: str = "") -> Path:
 
 
 def test_an_archive_is_served_whole_in_spite_of_a_cut_and_from_the_cache_the_second_time(
-    launch, demo, server, tmp_path
+    launch, demo, server, tmp_path, capsys
 ):
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
@@ -58,8 +57,8 @@ def test_an_archive_is_served_whole_in_spite_of_a_cut_and_from_the_cache_the_sec
     assert "attempt 2 of 5 follows" in appliance.output()
     assert appliance.stop() == 0
     # `check` reads the model from the cache, as the next start does.
-    done = subprocess.run([*SLIPWAY, "check", str(path)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "attempt" not in done.stderr, done.stderr
+    assert main(["check", str(path)]) == 0
+    assert "attempt" not in capsys.readouterr().err
     assert server.gets("/demo.tar.gz") == ["", "bytes=100000-"]
 
 
@@ -115,6 +114,9 @@ def test_a_start_tells_how_far_a_download_is_and_a_stalled_one_goes_on(launch, h
     assert appliance.stop() == 0
 
 
+@pytest.mark.nightly(
+    "tests/appliance/checkpoints/test_download_program.py::test_permanent_failure_is_printed_and_sent_to_the_gateway"
+)
 def test_a_download_that_is_refused_ends_the_start_with_its_reason(refused, hub, tmp_path, monkeypatch):
     hub.faults[WEIGHTS] = [None, 403]
     monkeypatch.setenv("HF_ENDPOINT", hub.url)

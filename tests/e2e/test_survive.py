@@ -1,24 +1,51 @@
-"""Requests outlive engines: the real demo, its engine killed under streams of every kind."""
+"""Requests survive the crash of their engine and the stop of the service, with streams of every kind; the real demo."""
 
 import asyncio
 import json
 import os
 import signal
-from pathlib import Path
+import threading
+from collections.abc import Callable
 
+import httpx
 import pytest
 
 from benchmarks.fault_injection import KillTarget, kill_under_load
 from benchmarks.service import run_directory
 from engine.api.heartbeat import State, read_heartbeat
+from tests.e2e.conftest import DEMO, ROOT, Appliance
+from tests.e2e.poison import FAULT, attack
+from tests.tiers import thinned
 
-ROOT = Path(__file__).resolve().parents[2]
+ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 
 
-def test_no_request_notices_that_its_engine_was_killed(launch):
+@pytest.fixture(scope="module")
+def appliance(launch: Callable[..., Appliance], tmp_path_factory: pytest.TempPathFactory) -> Appliance:
+    """A service from its first moment to its last one. Its engine crashes at a poison request. Three crashes are
+    allowed: the engine is killed once, so two are left."""
+    fault = tmp_path_factory.mktemp("fault")
+    (fault / "sitecustomize.py").write_text(FAULT)
+    lifecycle = "{drain: 100s, restart: {max: 3, backoff: 100ms}}"
+    settings = ("speculation.method=suffix", f"lifecycle={lifecycle}")
+    words = (word for each in settings for word in ("--set", each))
+    return launch(DEMO, *words, threads="", PYTHONPATH=f"{fault}:{ROOT}")
+
+
+def test_the_gateway_answers_before_the_engine_serves(appliance, eventually):
+    eventually("/live", lambda: appliance.status("/live") == 200)
+    seen = appliance.client.get("/ready")
+    if seen.status_code == 503:  # a fast machine may be ready already
+        assert {"status", "phase", "progress"} <= seen.json().keys()
+        refused = appliance.client.post("/v1/completions", json=ASK)
+        assert refused.status_code in (200, 503)
+    appliance.wait_ready()
+    eventually("a curl line", lambda: "curl" in appliance.output())
+
+
+def test_no_request_notices_that_its_engine_was_killed(appliance):
     """Compare each token with an undisturbed run: streamed and complete replies, greedy and sampled, logprobs, n > 1,
     stop strings, JSON schemas and tool calls, with speculative decoding."""
-    appliance = launch(ROOT / "manifests" / "demo.yaml", "--set", "speculation.method=suffix", threads="")
     appliance.wait_ready()
     result = asyncio.run(
         kill_under_load(appliance.url, [KillTarget(appliance.process.pid)], kills=1, streams=10, tokens=40)
@@ -32,7 +59,57 @@ def test_no_request_notices_that_its_engine_was_killed(launch):
     assert appliance.metric("slipway_requests_quarantined_total") == 0
     assert 0 < appliance.metric("slipway_draft_accepted_tokens_total") < appliance.metric("slipway_draft_tokens_total")
     assert appliance.metric("slipway_draft_search_seconds_total") > 0
+
+
+@pytest.mark.parametrize("counts", thinned([(1, 1), (1, 2), (3, 2), (31, 2)], kept=[(1, 1)]))
+def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(appliance, counts):
+    """counts: other requests, and copies of the poison request. Crashes that it causes do not count."""
+    others, poison = counts
+    appliance.wait_ready()
+    isolated, restarts = "slipway_requests_quarantined_total", "slipway_engine_restarts_total"
+    earlier = appliance.metric(isolated), appliance.metric(restarts)
+    before, beside, refused = asyncio.run(attack(appliance.url, others, poison, more_tokens=sum(counts)))
+    assert [finish for _, finish in beside] == ["length"] * others
+    assert beside == before
+    assert [reply.status_code for reply in refused] == [422] * (poison + 1)
+    assert all("is isolated" in reply.json()["error"]["message"] for reply in refused)
+    assert appliance.metric(isolated) - earlier[0] == poison
+    assert 1 + poison <= appliance.metric(restarts) - earlier[1] <= 15
+    assert appliance.status("/ready") == 200
+
+
+# The last test of this service: it stops it.
+def test_an_open_stream_finishes_after_sigterm_and_no_process_is_left(appliance, eventually):
+    appliance.wait_ready()
+    lines = open_stream(appliance)
+    assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
+    assert not [line for line in lines if '"error"' in line]
+    finishes = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith("data: {")]
+    assert finishes[-1] == "length"
+    eventually("no process left", lambda: not appliance.processes())
+
+
+def open_stream(appliance) -> list[str]:
+    """Stop the appliance while a stream is open, and return the lines of the stream."""
+    lines: list[str] = []
+    started = threading.Event()
+
+    def read() -> None:
+        body = ASK | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+        with (
+            httpx.Client(base_url=appliance.url, timeout=60) as client,
+            client.stream("POST", "/v1/completions", json=body) as reply,
+        ):
+            for line in reply.iter_lines():
+                lines.append(line)
+                started.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert started.wait(100)
     assert appliance.stop() == 0
+    reader.join()
+    return lines
 
 
 @pytest.mark.nightly("tests/e2e/test_sourced.py::test_a_reply_with_a_key_goes_on_in_another_gateway")
@@ -60,7 +137,7 @@ STALLS = ("--set", "health.stalled_busy=3s", "--set", "health.stalled_idle=3s")
 def test_an_engine_that_is_stopped_without_work_is_noticed_and_replaced(launch, eventually):
     """SIGSTOP: it answers no signal and no probe"""
     # Only the idle engine has a short limit. On a busy machine the next one must be able to start.
-    appliance = launch(ROOT / "manifests" / "demo.yaml", "--set", "health.stalled_idle=6s")
+    appliance = launch(DEMO, "--set", "health.stalled_idle=6s")
     appliance.wait_ready()
     stopped, file = appliance.pids()["engine-0"], run_directory(appliance.process.pid) / "engine-0.pulse"
 
@@ -81,7 +158,7 @@ def test_an_engine_that_is_stopped_without_work_is_noticed_and_replaced(launch, 
 
 @pytest.mark.nightly("tests/e2e/test_chaos.py::test_promises_are_kept_and_files_are_unchanged")
 def test_a_stream_goes_on_when_its_engine_was_stopped_under_it(launch, eventually):
-    appliance = launch(ROOT / "manifests" / "demo.yaml", *STALLS)
+    appliance = launch(DEMO, *STALLS)
     appliance.wait_ready()
     body = {"prompt": "Tell me", "max_tokens": 300, "ignore_eos": True, "temperature": 1.0, "seed": 3}
     expected = appliance.client.post("/v1/completions", json=body).json()["choices"][0]["text"]

@@ -101,7 +101,7 @@ def clean(text: str) -> str:
     return text.rstrip("\ufffd").strip()
 
 
-@pytest.mark.nightly("tests/e2e/test_audio.py::test_replies_equal_transformers")
+@pytest.mark.nightly("tests/e2e/test_speech.py::test_the_stream_is_the_transcript_of_the_json_reply")
 @pytest.mark.slow
 def test_transcripts_and_chat_equal_transformers(
     launch: Callable[..., Appliance], folder: Path, tmp_path: Path

@@ -1,5 +1,5 @@
 """Fixtures of plans."""
 
-from tests.appliance.conftest import shared_renderers
+from tests.appliance.conftest import use_shared_renderers
 
-__all__ = ["shared_renderers"]
+__all__ = ["use_shared_renderers"]

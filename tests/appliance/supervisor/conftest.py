@@ -112,13 +112,13 @@ class Appliance:
         return marked(self.mark)
 
 
-@pytest.fixture
-def launched(tmp_path: Path) -> Iterator[Callable[..., Appliance]]:
-    """Start an appliance of fakes; kill remaining processes at the end of the test."""
+@contextlib.contextmanager
+def launching(directory: Path) -> Iterator[Callable[..., Appliance]]:
+    """Yield a function that starts appliances of fakes; kill their remaining processes at the end."""
     appliances: list[Appliance] = []
 
     def start(*, folder: str = "a", environment: dict[str, str] | None = None, **given: object) -> Appliance:
-        appliances.append(Appliance(tmp_path / folder, environment, **given))
+        appliances.append(Appliance(directory / folder, environment, **given))
         return appliances[-1]
 
     yield start
@@ -129,3 +129,10 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Appliance]]:
         for pid in appliance.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Callable[..., Appliance]]:
+    """Start an appliance of fakes; kill remaining processes at the end of the test."""
+    with launching(tmp_path) as start:
+        yield start

@@ -56,7 +56,9 @@ IN_MAKE_TEST = ("end 3 ready", "end SIGKILL 0", "litter SIGSEGV")
 def test_a_crash_loop_ends_with_the_documented_code_and_nothing_left(launched, tmp_path, words, cause, how):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "termination-log").touch()
-    appliance = launched(engines=[words], max=1)
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom_kill 3\n")  # earlier kills do not count
+    appliance = launched(engines=[words], max=1, memory=str(counter))
     appliance.until(lambda: b"ready " in appliance.out() or words[-1] != "ready")
     (appliance.directory / "seen").touch()
     appliance.started("engine-0", times=2)
@@ -70,6 +72,7 @@ def test_a_crash_loop_ends_with_the_documented_code_and_nothing_left(launched, t
     reason = appliance.reason()
     assert (reason["exit"], reason["program"], reason["cause"]) == ("restarts", "engine-0", cause)
     assert how in reason["message"] and reason["last_lines"] == [f"the end: {words[1]}"]
+    assert "lifecycle.restart.max is 1" in reason["message"] and len(appliance.pids("engine-0")) == 2
     assert json.loads((appliance.directory / "termination-log").read_text()) == reason
     assert [(told["cause"], told["how"]) for told in bundles(appliance)] == [(cause, how)] * 2
     assert Path(reason["bundle"], "log.txt").read_text() == f"the end: {words[1]}\n"
@@ -78,6 +81,9 @@ def test_a_crash_loop_ends_with_the_documented_code_and_nothing_left(launched, t
         assert all(len(told["death"]["killed"]) == 2 for told in bundles(appliance))
 
 
+@pytest.mark.nightly(
+    "tests/appliance/supervisor/test_crash_loops.py::test_a_crash_loop_ends_with_the_documented_code_and_nothing_left"
+)
 def test_leftovers_of_a_crashed_engine_are_removed_before_its_restart(launched):
     appliance = launched(engines=[["litter", "SIGKILL"]], max=1)
     appliance.started("engine-0", times=2)
@@ -105,13 +111,6 @@ def test_an_out_of_memory_kill_differs_from_other_kills(launched, tmp_path):
     assert reason["cause"] == told["cause"] == "oom-kill" and "SIGKILL, oom-kill" in reason["message"]
     assert "memory limit" in reason["cure"]
     assert told["death"]["memory"] == {"oom_kill": 1} and told["memory_limits"] == {"memory.max": "1000"}
-
-
-def test_earlier_out_of_memory_kills_do_not_count(launched, tmp_path):
-    counter = tmp_path / "memory.events"
-    counter.write_text("low 0\noom_kill 3\n")
-    appliance = launched(engines=[["end", "SIGKILL", "0"]], max=0, memory=str(counter))
-    assert appliance.end() == 14 and appliance.reason()["cause"] == "signal"
 
 
 def test_repeated_hangs_end_the_appliance_with_cause_hang(launched):

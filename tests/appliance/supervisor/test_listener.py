@@ -23,7 +23,7 @@ def live(port: int) -> int:
         return int(reply.status)
 
 
-def test_connections_are_not_refused_between_two_gateways(launched: Callable[..., Appliance]) -> None:
+def test_connections_are_refused_after_sigterm_but_not_between_two_gateways(launched: Callable[..., Appliance]) -> None:
     appliance = launched(backoff_s=1.0)
     first = appliance.started("gateway")
     assert live(appliance.port) == 200  # earlier connections were not refused either
@@ -39,7 +39,10 @@ def test_connections_are_not_refused_between_two_gateways(launched: Callable[...
     for client in clients:
         client.join(PATIENCE_S)
     assert found == [200] * 20
+    # A fake gateway keeps its listener until it exits; the launcher closes its own at once and no connection is lost.
     assert appliance.terminate() == 0
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", appliance.port)):
+        pass
 
 
 def test_waiting_connections_get_503_at_shutdown(
@@ -63,17 +66,6 @@ def test_waiting_connections_get_503_at_shutdown(
             assert reply.status == 503 and reply.headers["Retry-After"]
             assert "shutting down" in json.loads(reply.read())["error"]["message"]
     assert appliance.end() == 0
-
-
-def test_connections_after_sigterm_are_refused(launched: Callable[..., Appliance]) -> None:
-    """A fake gateway keeps its listener until it exits; the launcher closes its own at once and no connection is
-    lost."""
-    appliance = launched()
-    appliance.started("gateway")
-    assert live(appliance.port) == 200
-    assert appliance.terminate() == 0
-    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", appliance.port)):
-        pass
 
 
 def test_port_in_use_is_refused_and_port_0_selects_a_free_port() -> None:

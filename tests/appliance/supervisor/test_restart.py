@@ -8,26 +8,28 @@ import pytest
 from tests.tiers import NIGHTLY
 
 
-def test_killed_engine_restarts_and_other_programs_continue(launched):
+def test_killed_programs_restart_and_the_others_continue(launched):
+    """An engine, the gateway on the same port, and a monitor that missed the crash of an engine."""
     appliance = launched(engines=[["run"], ["run"]])
     first, other, gateway = (appliance.started(name) for name in ("engine-0", "engine-1", "gateway"))
     appliance.ready()
     os.kill(first, signal.SIGKILL)
-    assert appliance.started("engine-0", times=2) != first
-    assert appliance.pids("gateway") == [gateway]
-    assert appliance.pids("engine-1") == [other]
+    second = appliance.started("engine-0", times=2)
+    assert second != first and appliance.pids("gateway") == [gateway] and appliance.pids("engine-1") == [other]
     assert appliance.process.poll() is None
     appliance.until(lambda: b"engine-0   exited (killed by SIGKILL); restart 1 of 5" in appliance.out())
 
-
-def test_killed_gateway_restarts_on_the_same_port(launched):
-    appliance = launched()
-    first, engine = appliance.started("gateway"), appliance.started("engine-0")
-    appliance.ready()
-    os.kill(first, signal.SIGKILL)
+    os.kill(gateway, signal.SIGKILL)
     appliance.started("gateway", times=2)
-    assert appliance.pids("engine-0") == [engine]
     appliance.until(lambda: b"ready      again" in appliance.out())
+    assert appliance.pids("engine-0") == [first, second] and appliance.pids("engine-1") == [other]
+
+    (monitor,) = [pid for pid, command in appliance.alive().items() if "appliance.supervisor.monitor" in command]
+    os.kill(monitor, signal.SIGSTOP)
+    os.kill(other, signal.SIGKILL)
+    appliance.until(lambda: other not in appliance.alive())
+    os.kill(monitor, signal.SIGKILL)
+    appliance.started("engine-1", times=2)
 
 
 def test_permanent_failure_ends_the_appliance_with_its_message(launched):
@@ -44,16 +46,20 @@ def test_permanent_failure_ends_the_appliance_with_its_message(launched):
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("checkpoint: model.safetensors is cut short", 10),
+        pytest.param("checkpoint: model.safetensors is cut short", 10, marks=NIGHTLY),
         pytest.param("architecture: FooForCausalLM", 10, marks=NIGHTLY),
         pytest.param("config: no", 15, marks=NIGHTLY),
-        ("", 15),
+        ("slipway download: source: http: the server answered 403", 20),
+        pytest.param("", 15, marks=NIGHTLY),
     ],
 )
 def test_first_word_of_a_permanent_failure_selects_the_exit_code(launched, text, code):
     assert launched(engines=[["permanent", text]]).end() == code
 
 
+@pytest.mark.nightly(
+    "tests/appliance/supervisor/test_crash_loops.py::test_a_crash_loop_ends_with_the_documented_code_and_nothing_left"
+)
 def test_crash_loop_ends_the_appliance_with_the_last_lines_of_the_program(launched):
     appliance = launched(engines=[["crash"]], max=2)
     assert appliance.end() == 14
@@ -66,6 +72,9 @@ def test_crash_loop_ends_the_appliance_with_the_last_lines_of_the_program(launch
     assert appliance.alive() == {}
 
 
+@pytest.mark.nightly(
+    "tests/appliance/supervisor/test_crash_loops.py::test_a_crash_loop_ends_with_the_documented_code_and_nothing_left"
+)
 def test_crashes_after_a_successful_start_count(launched):
     """Supervisor itself would restart such a program forever."""
     appliance = launched(max=1)
@@ -80,6 +89,9 @@ def test_crashes_after_a_successful_start_count(launched):
     assert len(appliance.pids("engine-0")) == 2
 
 
+@pytest.mark.nightly(
+    "tests/appliance/supervisor/test_restart_monitor.py::test_a_crash_counts_until_the_window_has_passed"
+)
 def test_crashes_outside_the_window_do_not_count(launched):
     appliance = launched(max=1, window_s=0.8)
     for times in (1, 2, 3, 4):
@@ -99,6 +111,7 @@ def test_reason_is_written_to_an_existing_termination_log(launched, tmp_path):
     assert reason == appliance.reason()
 
 
+@pytest.mark.nightly("tests/appliance/supervisor/test_reason.py::test_long_reason_is_shortened_to_valid_json")
 def test_termination_log_stays_json_with_long_last_lines(launched, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "termination-log").touch()
@@ -107,18 +120,6 @@ def test_termination_log_stays_json_with_long_last_lines(launched, tmp_path):
     text = (appliance.directory / "termination-log").read_bytes()
     assert len(text) <= 4096 and json.loads(text)["last_lines"] == ["b" * 2500, "memory: too little"]
     assert len(appliance.reason()["last_lines"]) == 3
-
-
-def test_restarted_monitor_detects_crashes_that_it_missed(launched):
-    appliance = launched()
-    engine = appliance.started("engine-0")
-    appliance.ready()
-    (monitor,) = [pid for pid, command in appliance.alive().items() if "appliance.supervisor.monitor" in command]
-    os.kill(monitor, signal.SIGSTOP)
-    os.kill(engine, signal.SIGKILL)
-    appliance.until(lambda: engine not in appliance.alive())
-    os.kill(monitor, signal.SIGKILL)
-    appliance.started("engine-0", times=2)
 
 
 def test_killed_supervisord_ends_the_appliance_and_all_programs(launched):

@@ -98,7 +98,7 @@ MOMENTS: dict[str, Callable[[Contained], object]] = {
 }
 
 
-@pytest.mark.parametrize("moment", thinned(MOMENTS, ["handled", "importing", "up"]))
+@pytest.mark.parametrize("moment", thinned(MOMENTS, ["handled", "importing", "supervised"]))
 def test_sigterm_ends_process_1_at_any_moment_of_its_start(contained, moment):
     appliance = contained(serve())
     appliance.until(lambda: MOMENTS[moment](appliance))

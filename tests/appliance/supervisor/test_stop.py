@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import thinned
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT], ids=lambda number: number.name)
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
+
+
+@pytest.mark.parametrize("number", thinned(SIGNALS, kept=[signal.SIGQUIT]), ids=lambda number: number.name)
 def test_a_stop_signal_ends_all_programs_with_code_0_and_no_restart(launched, number):
     appliance = launched()
     appliance.started("engine-0")
@@ -41,15 +45,24 @@ def test_the_gateway_is_stopped_before_the_engines(launched):
     assert appliance.alive() == {}
 
 
-def test_child_in_another_session_that_ignores_sigterm_is_killed(launched):
-    appliance = launched(engines=[["escape"]])
-    child = appliance.started("engine-0-child")
+def test_a_child_in_another_session_is_killed_and_an_orphan_adopted_and_reaped(launched):
+    """The child ignores SIGTERM."""
+    appliance = launched(engines=[["escape"], ["orphan"]])
+    child, orphan = appliance.started("engine-0-child"), appliance.started("engine-1-grandchild")
     appliance.started("engine-0")
+    appliance.started("engine-1")
     assert os.getsid(child) == child
+    reapers = [pid for pid, command in appliance.alive().items() if "supervisor.reaper" in command]
+    appliance.until(lambda: _parent(orphan) in reapers)
+    os.kill(orphan, signal.SIGKILL)
+    appliance.until(lambda: not Path(f"/proc/{orphan}").exists())  # a zombie would still be there
     assert appliance.terminate() == 0
     assert appliance.alive() == {}
 
 
+@pytest.mark.nightly(
+    "tests/appliance/supervisor/test_crash_loops.py::test_a_crash_loop_ends_with_the_documented_code_and_nothing_left"
+)
 def test_children_of_a_killed_engine_do_not_outlive_the_appliance(launched):
     appliance = launched(engines=[["escape"]], max=0)
     child = appliance.started("engine-0-child")
@@ -57,16 +70,6 @@ def test_children_of_a_killed_engine_do_not_outlive_the_appliance(launched):
     assert appliance.end() == 14
     assert child not in appliance.alive()
     assert appliance.alive() == {}
-
-
-def test_an_orphan_is_adopted_and_reaped(launched):
-    appliance = launched(engines=[["orphan"]])
-    orphan = appliance.started("engine-0-grandchild")
-    appliance.started("engine-0")
-    (reaper,) = [pid for pid, command in appliance.alive().items() if "supervisor.reaper" in command]
-    appliance.until(lambda: _parent(orphan) == reaper)
-    os.kill(orphan, signal.SIGKILL)
-    appliance.until(lambda: not Path(f"/proc/{orphan}").exists())  # a zombie would still be there
 
 
 def test_a_second_signal_does_not_wait_for_the_drain(launched):

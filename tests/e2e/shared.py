@@ -1,0 +1,60 @@
+"""One service for all worker processes of a test run."""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Appliance
+
+Description = dict[str, Any]
+"""Facts about a running service, as JSON values."""
+
+
+@contextmanager
+def shared(
+    name: str, start: Callable[[], AbstractContextManager[Description]], folders: pytest.TempPathFactory
+) -> Iterator[Description]:
+    """Yield the description of a service that is ready. The worker that needs it first starts it, and stops it once no
+    other worker uses it. The kernel releases the locks of a worker that crashes."""
+    folder = folders.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+    described = folder / f"{name}.json"
+    with (folder / f"{name}.used").open("a") as used, ExitStack() as stack:
+        with (folder / f"{name}.starting").open("a") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(used, fcntl.LOCK_SH)
+            if owned := not described.exists():
+                described.write_text(json.dumps(stack.enter_context(start())))
+        yield json.loads(described.read_text())
+        if owned:
+            fcntl.flock(used, fcntl.LOCK_EX)  # waits for the others; a later worker starts another service
+            described.unlink()
+            stack.close()
+
+
+@dataclass(frozen=True)
+class OtherProcess:
+    """A process that another worker may have started."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return None while it runs, else -1: only its parent can read its exit code."""
+        return None if os.path.exists(f"/proc/{self.pid}") else -1
+
+
+def describe(appliance: Appliance) -> Description:
+    log = str(appliance.log)
+    return {"pid": appliance.process.pid, "url": appliance.url, "log": log, "marker": appliance.marker}
+
+
+def described_appliance(found: Description) -> Appliance:
+    return Appliance(OtherProcess(found["pid"]), found["url"], Path(found["log"]), found["marker"])  # type: ignore[arg-type]
