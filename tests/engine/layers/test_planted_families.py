@@ -14,7 +14,7 @@ import torch
 
 from engine.api.errors import EngineError
 from engine.layers.reference import executor as reference
-from engine.lowering import program as ops
+from engine.lowering import operations as ops
 from engine.models import parts
 from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import all_bodies
