@@ -38,8 +38,8 @@ class Sound:
     """Positions of a piece."""
 
     def joined(self, video: Processed, samples: Array) -> Processed:
-        """Return a video with its sound, mono samples at 16 kHz; the video alone if they are too few for a token. Raises
-        MediaError."""
+        """Return a video with its sound, mono samples at 16 kHz; the video alone if they are too few for a token.
+        Raises MediaError."""
         count = self._count(len(samples))
         if not count:
             return video
