@@ -18,11 +18,24 @@ from torch import Tensor
 
 from engine.distributed.group import Group
 from engine.layers.batch import MediaRows
+from engine.layers.fused_rows import (
+    UNSCALED,
+    QKArguments,
+    activation,
+    add,
+    add_norm,
+    keep,
+    normalize,
+    prepare_rows,
+    qk_arguments,
+    qk_norm,
+    rotate,
+)
 from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.loaded import routing
 from engine.layers.lora import AdapterRows
 from engine.layers.model import TextModel
-from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm, gated_norm_of_ranks
+from engine.layers.norm import gated_norm_of_ranks
 from engine.layers.query_scale import query_factors
 from engine.layers.rope import Rotation
 from engine.layers.rounded import rounding_of
@@ -91,8 +104,7 @@ from engine.lowering.program import (
 from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, last_uses, quantize_outputs, sums_for_norms
 from engine.lowering.segments import Segment, segments
 from engine.models.kv_scales import KVScales
-from engine.models.parts import LayerNorm, RMSNorm, Rope
-from kernels.activation import ACTIVATION
+from engine.models.parts import RMSNorm, Rope
 from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
@@ -112,8 +124,7 @@ from kernels.head_matmul import HEAD_MATMUL
 from kernels.index_kv import INDEX_KV
 from kernels.integers import multiply_experts
 from kernels.latent_kv import LATENT_KV
-from kernels.layer_norm import LAYER_NORM
-from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV, NormKind
+from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV
 from kernels.recurrent.causal_conv import CAUSAL_CONV
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
@@ -124,9 +135,7 @@ from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
 from kernels.sampling.cap_logits import CAP_LOGITS
 
-QKArguments = tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]
 _PLAIN_QK: QKArguments = (None, "rms", 0.0, None, None, False)
-_UNSCALED = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -194,6 +203,7 @@ class FusedModel:
         self.vocabulary, self.weights = text_model.vocabulary, text_model.weights
         self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
         self.program, self.adapters = text_model.program, text_model.adapters
+        self.towers = text_model.towers
         self.fp8 = text_model.target.fp8
         world = text_model.vocabulary.world
         self.fused_reduce = world.fused if isinstance(world, Group) else None
@@ -299,6 +309,9 @@ class _Run:
     def __setitem__(self, value: Value, tensor: Any) -> None:
         self.values[value.name] = tensor
 
+    def has(self, value: Value) -> bool:
+        return value.name in self.values
+
     def columns(self, columns: Columns) -> Tensor:
         found: Tensor = self[columns.value]
         return found[:, columns.first : columns.first + columns.width]
@@ -345,13 +358,6 @@ class _Run:
                 for name in unused:
                     self.values.pop(name, None)
         return self
-
-
-def _keep(op: Keep, run: _Run) -> None:
-    x = run[op.x]
-    if op.y.value.name not in run.values:
-        run[op.y.value] = x.new_empty(x.shape[0], op.y.value.width)
-    run.columns(op.y).copy_(x)
 
 
 def _read_states(op: ReadStates, run: _Run) -> None:
@@ -407,10 +413,6 @@ def _look_up_positions(op: LookUpPositions, run: _Run) -> None:
     run[op.y] = run.model.vocabulary.position(run.step.positions, run.model.dtype)
 
 
-def _normalize(op: Normalize, run: _Run) -> None:
-    run[op.y] = fused_norm(run.weights.norm(op.weight), run[op.x])
-
-
 def _normalize_parts(op: NormalizeParts, run: _Run) -> None:
     sizes = [weight.norm.size for weight in op.weights]
     for piece, weight in zip(run[op.x].split(sizes, 1), op.weights, strict=True):
@@ -433,13 +435,7 @@ def _add_normalize(op: AddNormalize, run: _Run) -> None:
         assert run.model.fused_reduce is not None, "only fused sums are left to norms"
         run[op.y], run[op.x] = run.model.fused_reduce.reduce_norm(added.y, layer.weight, layer.norm.eps, x, op.scale)
         return
-    match layer.norm:
-        case RMSNorm(eps=eps):
-            y, x = RMS_NORM(added, layer.weight, eps, x, op.scale)
-        case LayerNorm(eps=eps):
-            y, x = LAYER_NORM(added, layer.weight, layer.bias, eps, x, op.scale)
-    run[op.x] = x
-    run[op.y] = y
+    run[op.y], run[op.x] = add_norm(layer, added, x, op.scale)
 
 
 def _quantized(op: Quantized, run: _Run) -> None:
@@ -473,16 +469,6 @@ def _linear(op: Linear, run: _Run) -> None:
     run[op.y] = y if op.partial else layer.reduced(y)
 
 
-def _activation(op: Activation, run: _Run) -> None:
-    numbers = run.weights.activation(op.numbers)
-    run[op.y] = ACTIVATION(run[op.x], op.act, op.gated, op.limit, op.up_offset, numbers)
-
-
-def _add(op: Add, run: _Run) -> None:
-    x = run.columns(op.x) if isinstance(op.x, Columns) else run[op.x]
-    x.add_(run[op.y], alpha=op.scale)
-
-
 def _multiply(op: Multiply, run: _Run) -> None:
     run[op.y] = run[op.x] * run.weights.multiplier(op.weight).to(run.model.dtype)
 
@@ -495,43 +481,12 @@ def _clamp(op: Clamp, run: _Run) -> None:
     run.columns(op.x).clamp_(op.low, op.high)
 
 
-def _qk_norm(op: QKNorm, run: _Run) -> None:
-    """Normalise q and k in place, each over all its heads together."""
-    layer, qkv = run.weights.qk_norm(op.weight), run[op.qkv]
-    assert isinstance(layer, ProjectionNorm), "norms of separate heads are fused"
-    dim = op.weight.attention.head_dim
-    if layer.world.size > 1:
-        qk = qkv.unflatten(-1, (-1, dim))[:, : op.heads]
-        qk.copy_(layer(qk))
-        return
-    pieces = qkv[:, : op.queries * dim], qkv[:, op.queries * dim : op.heads * dim]
-    for piece, weight in zip(pieces, layer.weights, strict=True):
-        RMS_NORM(piece, weight, layer.eps, None, 1.0, piece)
-
-
-def _rotate(op: Rotate, run: _Run) -> None:
-    """Rotate q and k in place; no norm or writing of keys and values can be fused."""
-    qkv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
-    queries = 2 * op.heads - qkv.shape[1]  # heads are queries and keys, and there are as many values as keys
-    QK_NORM_ROPE_KV(qkv, None, 0, None, queries, None, "rms", 0.0, *run.angles[op.rope], op.rope.interleaved)
-
-
 def _prepare_kv(op: PrepareKV, run: _Run) -> None:
-    if op.layer is None and op.rope is None and op.norm is None:
-        return
-    weight, bias, kind, eps = None, None, "rms", 0.0
-    if op.norm is not None:
-        norm = run.weights.qk_norm(op.norm.weight)
-        assert isinstance(norm, HeadNorm), "only norms of separate heads are fused"
-        weight, bias, eps = norm.weight, norm.bias, norm.norm.eps
-        kind = "layer" if isinstance(norm.norm, LayerNorm) else "rms"
-    cos, sin = (None, None) if op.rope is None else run.angles[op.rope]
-    arguments = weight, kind, eps, cos, sin, op.rope is not None and op.rope.interleaved
-    qkv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
     if op.layer is None:
-        QK_NORM_ROPE_KV(qkv, None, 0, None, op.heads, *arguments, *_UNSCALED, bias)
+        prepare_rows(op, run)
         return
-    place, step = run.model.kv_layers[op.layer], run.step
+    arguments, bias = qk_arguments(op, run)
+    qkv, place, step = run[op.qkv].unflatten(-1, (-1, op.head_dim)), run.model.kv_layers[op.layer], run.step
     scales = run.model.scales[op.layer]
     pages, slots = run.pages[place.group], step.slot_mapping[place.group]
     QK_NORM_ROPE_KV(qkv, pages, place.layer, slots, op.heads, *arguments, *scales, bias)
@@ -547,7 +502,7 @@ def _write_kv(op: WriteKV, run: _Run) -> None:
     place, step = run.model.kv_layers[op.layer], run.step
     kv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
     pages, slots = run.pages[place.group], step.slot_mapping[place.group]
-    QK_NORM_ROPE_KV(kv, pages, place.layer, slots, 0, *_PLAIN_QK, *_UNSCALED)
+    QK_NORM_ROPE_KV(kv, pages, place.layer, slots, 0, *_PLAIN_QK, *UNSCALED)
 
 
 def _attend(op: Attend, run: _Run) -> None:
@@ -652,7 +607,7 @@ def _cross_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
     rows = step.cross_attention.slot, step.cross_attention.query_start, step.cross_attention.lengths
     options, table = (op.scale, None, op.part.softcap, None), step.tables[place.group]
     pages = run.pages[place.group]
-    DECODE_ATTENTION(q, pages, place.layer, table, *rows, run.cross_schedules, out, *options, *_UNSCALED)
+    DECODE_ATTENTION(q, pages, place.layer, table, *rows, run.cross_schedules, out, *options, *UNSCALED)
 
 
 @dataclass(frozen=True)
@@ -784,7 +739,7 @@ def _gated_recurrence(op: GatedRecurrence, run: _Run) -> None:
 
 
 FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
-    Keep: _keep,
+    Keep: keep,
     ReadStates: _read_states,
     Embed: _embed,
     EmbedMedia: _embed_media,
@@ -793,19 +748,19 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     AddMedia: _add_media,
     LookUp: _look_up,
     LookUpPositions: _look_up_positions,
-    Normalize: _normalize,
+    Normalize: normalize,
     NormalizeParts: _normalize_parts,
     NormalizeGroups: _normalize_groups,
     AddNormalize: _add_normalize,
     Quantized: _quantized,
     Linear: _linear,
-    Activation: _activation,
-    Add: _add,
+    Activation: activation,
+    Add: add,
     Multiply: _multiply,
     Scale: _scale,
     Clamp: _clamp,
-    QKNorm: _qk_norm,
-    Rotate: _rotate,
+    QKNorm: qk_norm,
+    Rotate: rotate,
     PrepareKV: _prepare_kv,
     ScaleQueries: _scale_queries,
     WriteKV: _write_kv,
@@ -845,11 +800,3 @@ def _bind(run: _Run, values: dict[str, Any], inputs: dict[str, Tensor]) -> _Run:
 
 
 _EXECUTOR: Executor[_Run] = Executor(FUNCTIONS, _step_inputs, _bind)
-
-
-def fused_norm(layer: NormLayer, x: Tensor) -> Tensor:
-    match layer.norm:
-        case RMSNorm(eps=eps):
-            return RMS_NORM(x, layer.weight, eps)
-        case LayerNorm(eps=eps):
-            return LAYER_NORM(x, layer.weight, layer.bias, eps)

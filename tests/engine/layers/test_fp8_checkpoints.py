@@ -307,7 +307,7 @@ def test_a_matrix_of_which_one_source_is_plain_is_restored(own, driver, ids):
 @needs_triton
 def test_norms_and_activations_round_where_all_their_readers_are_in_fp8(written, driver, ids, monkeypatch):
     """A layer excluded from quantization reads unrounded inputs: here the down projection of layer 1."""
-    from engine.layers import fused
+    from engine.layers import fused, fused_rows
     from kernels import fp8
 
     called = []
@@ -317,7 +317,7 @@ def test_norms_and_activations_round_where_all_their_readers_are_in_fp8(written,
 
     monkeypatch.setattr(fused, "RMS_NORM_QUANTIZED", counted("norm", fused.RMS_NORM_QUANTIZED))
     monkeypatch.setattr(fused, "ACTIVATION_QUANTIZED", counted("activation", fused.ACTIVATION_QUANTIZED))
-    monkeypatch.setattr(fused, "ACTIVATION", counted("plain activation", fused.ACTIVATION))
+    monkeypatch.setattr(fused_rows, "ACTIVATION", counted("plain activation", fused_rows.ACTIVATION))
     monkeypatch.setattr(fp8, "QUANTIZE_ROWS", counted("rows", fp8.QUANTIZE_ROWS))
     driver(written("channel-dynamic").path, kernels="triton").run(ids(3, 1), 3)
     first = ["norm", "rows", "norm", "activation"]

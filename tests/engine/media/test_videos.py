@@ -93,7 +93,15 @@ MINICPM = {"scale_resolution": 24, "patch_size": 4, "max_slice_nums": 5, "max_nu
 
 @pytest.mark.parametrize(
     ("frames", "fps", "size"),
-    [(9, 3.0, (24, 24)), (13, 2.0, (20, 70)), (37, 4.3, (64, 17)), (200, 2.5, (31, 9)), (1, 30.0, (90, 101))],
+    [
+        (9, 3.0, (24, 24)),
+        (11, 2.0, (8, 8)),
+        (12, 2.0, (8, 8)),
+        (13, 2.0, (20, 70)),
+        (37, 4.3, (64, 17)),
+        (200, 2.5, (31, 9)),
+        (1, 30.0, (90, 101)),
+    ],
 )
 def test_videos_of_minicpm_v_equal_transformers(frames: int, fps: float, size: tuple[int, int], tmp_path: Path) -> None:
     """A second has a frame, or a long video six; frames are divided into slices."""
