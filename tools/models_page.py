@@ -132,9 +132,10 @@ which makes the embeddings of the prompt's placeholder tokens of them. The text 
   item's embeddings do not depend on the other items.
 - The names of tensors may have the prefixes of older and newer exports, such as `vision_tower.` and
   `model.vision_tower.`. Blocks after the feature layer (`vision_feature_layer`) are not loaded.
-- A tower runs with the compiled kernels of a CPU, or with torch. Its matrices are kept in their stored type, and are
-  not quantized at load. torch computes convolutions of spectrograms, and the scores of learned queries and of local
-  attention.
+- A tower runs with the compiled kernels of a CPU, with Triton kernels, or with torch. On a GPU, torch computes the
+  blocks of towers with masks (Phi-4-multimodal) or limits (Gemma 4), of Conformers, and of learned queries. On a CPU,
+  it computes convolutions of spectrograms, and the scores of learned queries and of local attention. Matrices are kept
+  in their stored type, and are not quantized at load.
 - With `parallelism.tensor`, each rank has the complete tower, and ranks divide the items of a step: two images of one
   prompt are computed at the same time.
 - With `model.text_only: true`, the tower is not loaded. With `model.media.encoder_only: true`, only the tower is

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.api.messages import Pooling
-from engine.layers.fused.rows import fused_norm
+from engine.layers.fused_rows import fused_norm
 from engine.layers.pooler import PooledNormLayer, PoolerLayer
 from kernels.pool_end import POOL_END
 from kernels.pool_rows import POOL_ROWS

@@ -139,7 +139,7 @@ class TextModel:
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
         # Every rank has the whole tower, with weights as stored.
         whole = replace(self.target, bits="stored", fp8=None)
-        self.towers = None if model.media is None else Towers(model.media, world, whole)
+        self.towers = None if model.media is None else Towers(model.media, world, whole, triton=executor == "triton")
         projection = state_projection(model)
         self.draft_head = (
             None if projection is None or model.head is None else DraftHead(projection, model.head.ids, self.target)

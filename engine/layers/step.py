@@ -3,7 +3,7 @@
 Computed once per step, not once per layer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -32,6 +32,21 @@ class Step:
     context: Tensor | None = None  # keys and values of the rows of frames, for learned queries of a tower
     context_rows: tuple[int, ...] = ()  # rows of each frame
     keys: Tensor | None = None  # [patches] bool: patches of a tower that others attend to; None: all of them
+
+
+@dataclass(frozen=True)
+class TowerRows:
+    """Rows of a tower that attend to each other, and the angles of their positions."""
+
+    count: tuple[int, ...] = ()  # patches of each frame
+    windows: tuple[int, ...] = ()  # patches of each window
+    angles: dict[Rope, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [patches, 1, dim]
+    context: Tensor | None = None  # keys and values of the rows of frames, which queries attend to
+    context_rows: tuple[int, ...] = ()  # rows of each frame
+    keys: Tensor | None = None  # [patches] bool: the patches that others attend to; None: all of them
+
+
+NO_ROWS = TowerRows()
 
 
 def rope_positions(batch: Batch, rope_axes: tuple[int, ...]) -> Tensor:

@@ -27,8 +27,10 @@ from engine.layers.patches import (
     windows,
 )
 from engine.layers.querying import query_counts, squares
+from engine.layers.step import NO_ROWS, TowerRows
 from engine.layers.tiles import arranged, joined_tiles, pooled_frames, tile_layout
-from engine.layers.tower_executors import NO_ROWS, Rows, executor
+from engine.layers.tower_executors import executor
+from engine.layers.tower_triton import TritonExecutor
 from engine.lowering.measures import attends
 from engine.lowering.program import Program
 from engine.lowering.querying import QueryProgram
@@ -76,9 +78,9 @@ class TowerModel:
     queries: dict[Querying, Tensor]  # learned queries of each step that has some, [queries, hidden]
     ends: dict[JoinTiles, tuple[Tensor, Tensor]]  # the vectors of each step that joins tiles, [width] each
 
-    def __init__(self, media: Media, world: World, target: Target) -> None:
-        """target: where the weights are kept; they are not quantized. Raises ConfigError if the world's ranks cannot
-        divide the heads."""
+    def __init__(self, media: Media, world: World, target: Target, *, triton: bool = False) -> None:
+        """target: where the weights are kept; they are not quantized. triton: use Triton kernels. Raises ConfigError if
+        the world's ranks cannot divide the heads."""
         target = replace(target, bits="stored", known=None)
         self.media, self.target = media, target
         self.program = lower_tower(media, world.size)
@@ -88,7 +90,9 @@ class TowerModel:
         self.ends = {}
         self.queries = {}
         masked = self.program.tower if media.tower.completed else None
-        self._executors = {id(one): executor(one, world, target, masked=one is masked) for one in self.program.programs}
+        self._executors = {
+            id(one): executor(one, world, target, masked=one is masked, triton=triton) for one in self.program.programs
+        }
 
     @property
     def layers(self) -> Iterator[Loadable]:
@@ -136,6 +140,12 @@ class TowerModel:
         }
         if self.media.tiles is not None:
             self.newline = kept(self.media.tiles.newline)
+
+    def warm(self) -> None:
+        """Compile Triton's kernels of all programs."""
+        for one in self._executors.values():
+            if isinstance(one, TritonExecutor):
+                one.warm()
 
     @torch.inference_mode()
     def encode(self, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
@@ -227,7 +237,7 @@ class TowerModel:
             order, counts = self._windows(grids)
             x = x[order]
             angles = {rope: (cos[order], sin[order]) for rope, (cos, sin) in angles.items()}
-        features = self._executors[id(self.program.tower)].run(x, Rows(count, counts, angles, keys=keys))
+        features = self._executors[id(self.program.tower)].run(x, TowerRows(count, counts, angles, keys=keys))
         if order is not None:
             features = features[order.argsort()]
         if padded is not None:
@@ -280,13 +290,13 @@ class TowerModel:
         context, program, part = self._executors[id(stage.context)], self._executors[id(stage.program)], stage.part
         if isinstance(part, WindowMerge):
             rows = squares(x, grids, part.side)
-            rows = context.run(rows, Rows((part.rows,) * (len(rows) // part.rows))).unflatten(0, (-1, part.rows))
+            rows = context.run(rows, TowerRows((part.rows,) * (len(rows) // part.rows))).unflatten(0, (-1, part.rows))
             merged = tuple((frames, high // part.side, wide // part.side) for frames, high, wide in grids)
             return program.run(rows.flatten(1)) + rows.mean(1), merged
         counts, more, table = query_counts(part, grids), int(self.media.tower.keeps_class), self.queries[part]
         frames_of = tuple(high * wide + more for frames, high, wide in grids for _ in range(frames))
         queries = torch.cat([table[:number] for number in counts])
-        found = program.run(queries, Rows(tuple(counts), context=context.run(x), context_rows=frames_of))
+        found = program.run(queries, TowerRows(tuple(counts), context=context.run(x), context_rows=frames_of))
         if isinstance(part, Resampler):
             return found, tuple((1, 1, number) for number in counts)
         return found, tuple((frames, 1, counts[0]) for frames, _, _ in grids)
@@ -318,5 +328,5 @@ class TowerModel:
                     x, grids = self._queried(stage, x, grids)
                 case Program():
                     frames_of = tuple(high * wide for count, high, wide in grids for _ in range(count))
-                    x = self._executors[id(stage)].run(x, Rows(frames_of) if attends(stage.ops) else NO_ROWS)
+                    x = self._executors[id(stage)].run(x, TowerRows(frames_of) if attends(stage.ops) else NO_ROWS)
         return x, grids

@@ -1,7 +1,7 @@
 """Executors of the programs of a tower: torch, and the compiled kernels on a CPU."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Protocol
 
@@ -16,27 +16,12 @@ from engine.layers.linear import Read, Target
 from engine.layers.loaded import LoadedWeights, unloaded
 from engine.layers.reference.executor import execute
 from engine.layers.reference.run import Run
-from engine.layers.step import Step
+from engine.layers.step import NO_ROWS, Step, TowerRows
+from engine.layers.tower_triton import TritonExecutor, has_kernels
 from engine.lowering.operations import Attend
 from engine.lowering.program import Op, Program
 from engine.lowering.rewrites import last_uses
-from engine.models.parts import Rope
 from kernels.cpu.program import StepData, Team
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Patches that attend to each other, and the angles of their positions."""
-
-    count: tuple[int, ...] = ()  # patches of each frame
-    windows: tuple[int, ...] = ()  # patches of each window
-    angles: dict[Rope, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [patches, 1, dim]
-    context: Tensor | None = None  # keys and values of the rows of frames, which queries attend to
-    context_rows: tuple[int, ...] = ()  # rows of each frame
-    keys: Tensor | None = None  # [patches] bool: the patches that others attend to; None: all of them
-
-
-NO_ROWS = Rows()
 
 
 class Executor(Protocol):
@@ -51,12 +36,15 @@ class Executor(Protocol):
 
     def load(self, read: Read) -> None: ...
 
-    def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
+    def run(self, x: Tensor, rows: TowerRows = NO_ROWS) -> Tensor:
         """Return the output for the rows x, which it may overwrite; valid until the next call."""
 
 
-def executor(program: Program, world: World, target: Target, *, masked: bool = False) -> Executor:
-    """Return the executor for the kernels of the target. masked: there may be patches that others do not attend to."""
+def executor(program: Program, world: World, target: Target, *, masked: bool = False, triton: bool = False) -> Executor:
+    """Return the executor for the kernels of the target. masked: there may be patches that others do not attend to.
+    triton: use Triton kernels for programs whose operations all have some."""
+    if triton and not masked and has_kernels(program):
+        return TritonExecutor(program, world, target)
     if target.team is None:
         return TorchExecutor(program, world, target)
     return CompiledExecutor(program, world, target, target.team, masked=masked)
@@ -79,7 +67,7 @@ class TorchExecutor:
         for layer in self.weights.by_name.values():
             layer.load(read, self.target)
 
-    def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
+    def run(self, x: Tensor, rows: TowerRows = NO_ROWS) -> Tensor:
         none = x.new_empty(0)
         step = Step(none, (), (), rows.angles, rows.count, windows=rows.windows, keys=rows.keys)
         step = replace(step, context=rows.context, context_rows=rows.context_rows)
@@ -114,7 +102,7 @@ class CompiledExecutor:
         for layer in self.weights.by_name.values():
             layer.load(read, self.target)
 
-    def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
+    def run(self, x: Tensor, rows: TowerRows = NO_ROWS) -> Tensor:
         tokens, buffers = len(x), self._ops.buffers
         if tokens > self._tokens:
             self._fit(tokens)
@@ -172,7 +160,7 @@ class CompiledExecutor:
 
 def unmasked_first(count: Sequence[int], keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the order of patches in which those that others attend to come first in their frame, and their number in
-    each frame, int64. count: patches of each frame; keys: of `Rows`."""
+    each frame, int64. count: patches of each frame; keys: of `TowerRows`."""
     frames = torch.arange(len(count)).repeat_interleave(torch.tensor(count))
     order = (2 * frames + (~keys).long()).argsort(stable=True)
     return order, torch.zeros(len(count), dtype=torch.int64).index_add_(0, frames, keys.long())

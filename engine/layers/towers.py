@@ -19,14 +19,20 @@ from engine.models.media import Media
 class Towers:
     """The towers of a model. Every rank has them completely; ranks divide the items of a step."""
 
-    def __init__(self, media: Media, world: World, target: Target) -> None:
+    def __init__(self, media: Media, world: World, target: Target, *, triton: bool = False) -> None:
+        """triton: use Triton kernels."""
         self.media = media
-        self.towers = tuple(TowerModel(one, SINGLE, target) for one in media.towers)
+        self.towers = tuple(TowerModel(one, SINGLE, target, triton=triton) for one in media.towers)
         self.width, self.world, self.target = media.width, world, target
 
     def load(self, read: Read) -> None:
         for tower in self.towers:
             tower.load(read)
+
+    def warm(self) -> None:
+        """Compile Triton's kernels of all towers."""
+        for tower in self.towers:
+            tower.warm()
 
     def encode(self, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Return the embeddings of each item. All ranks must call this with the same items. Raises ValueError for

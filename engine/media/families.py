@@ -64,6 +64,7 @@ VIDEO_FAMILIES = {
     "glm4v_moe": "glm4v_video",
     "internvl": "internvl_video",
     "llava_onevision": "onevision_video",
+    "minicpmv4_6": "minicpm_v_video",
     "qwen2_5_omni": "qwen_video",
     "qwen2_5_omni_thinker": "qwen_video",
     "qwen2_5_vl": "qwen_video",

@@ -4,6 +4,7 @@ Source: transformers processing_minicpmv4_6.py, image_processing_pil_minicpmv4_6
 The latter resizes with the arithmetic of torchvision.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, log, sqrt
 from typing import Any
@@ -99,15 +100,24 @@ class MiniCPMV:
         return Layout(text, (self._count(whole), *(self._count(each),) * (rows * columns)))
 
     def tensors(self, image: Image.Image) -> dict[str, Array]:
-        (rows, columns), whole, each = self._sizes(*image.size)
-        strips, sizes = [self._strip(self._resized(image, whole))], [whole]
+        return self.packed("pixel_values", *self.parts(*image.size, lambda size: self._resized(image, size)))
+
+    def parts(self, width: int, height: int, resize: Callable[[Size], Array]) -> tuple[list[Array], list[Size]]:
+        """Return the patches of an image and of its slices, uint8 [3, patch_size, patches · patch_size] each, and the
+        sizes of these parts. resize: returns the image in a size, [3, height, width]."""
+        (rows, columns), whole, each = self._sizes(width, height)
+        strips, sizes = [self._strip(resize(whole))], [whole]
         if rows:
-            large = self._resized(image, (rows * each[0], columns * each[1]))
+            large = resize((rows * each[0], columns * each[1]))
             cut = large.reshape(3, rows, each[0], columns, each[1]).transpose(1, 3, 0, 2, 4)
             strips += [self._strip(part) for row in cut for part in row]
             sizes += [each] * (rows * columns)
+        return strips, sizes
+
+    def packed(self, name: str, strips: list[Array], sizes: list[Size]) -> dict[str, Array]:
+        """Return the tensors of the tower. name: of the pixels."""
         pixels = self.normalisation.apply(np.concatenate(strips, 2))[None]
-        return {"pixel_values": pixels, "target_sizes": np.array(sizes, np.int64) // self.patch_size}
+        return {name: pixels, "target_sizes": np.array(sizes, np.int64) // self.patch_size}
 
     def _resized(self, image: Image.Image, size: Size) -> Array:
         if not self.by_torch:
@@ -123,7 +133,11 @@ class MiniCPMV:
 
 
 def declare(files: Files) -> Processor:
-    settings, token = files.settings(DEFAULTS), files.token("image_token", "<|image_pad|>")
+    return read_slices(files, files.settings(DEFAULTS), files.token("image_token", "<|image_pad|>"))
+
+
+def read_slices(files: Files, settings: Mapping[str, Any], token: str) -> MiniCPMV:
+    """Return the processor of images with this token, or of frames. Raises ValueError for invalid settings."""
     is_ocr = files.config.get("model_type") == "minicpm_ocr"
     usual = "4x" if is_ocr else "16x"
     mode, own = settings.get("downsample_mode") or usual, files.config.get("downsample_mode") or usual

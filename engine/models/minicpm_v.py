@@ -69,12 +69,13 @@ def declare(config: Mapping[str, Any], hidden: int) -> Media:
     times = c.whole("merger_times", most=MAX_MERGES)
     for number in range(times):
         steps += _merged(number, tower.hidden, hidden if number == times - 1 else tower.hidden)
-    token = config.get("image_token_id")
+    token, video = config.get("image_token_id"), config.get("video_token_id")
     return Media(
         tower=replace(tower, root=TOWER, patches=patches),
         projectors=(Projector(steps=steps),),
         hidden=hidden,
         token=token if isinstance(token, int) else 0,
+        video_token=video if isinstance(video, int) and config["architectures"][0] != _OCR else None,
     )
 
 

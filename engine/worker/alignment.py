@@ -113,4 +113,11 @@ def median_filter(x: Tensor, width: int) -> Tensor:
     if x.shape[1] <= half:
         return x
     padded = functional.pad(x.unsqueeze(0), (half, half), mode="reflect")[0]
-    return padded.unfold(1, width, 1).sort(-1).values[..., half]
+    shifted = [padded[:, at : at + x.shape[1]] for at in range(width)]
+    # Each pass moves the largest remaining number to the end, for all columns at once: with a width of 7, 18 pairs of
+    # elementwise operations take a tenth of the time of sorting.
+    for last in range(width - 1, half - 1, -1):
+        for at in range(last):
+            low, high = shifted[at], shifted[at + 1]
+            shifted[at], shifted[at + 1] = torch.minimum(low, high), torch.maximum(low, high)
+    return shifted[half]

@@ -364,6 +364,8 @@ class _Build:
             compiling = (hardware.kernels == "triton" and not interpreted()) or hardware.torch_compile
             for plan in warm(loaded.checkpoint, loaded.form, self.config, compiling=compiling):
                 worker.start(plan, {}).result()
+            if compiling and isinstance(loaded.model, TextModel) and loaded.model.towers is not None:
+                loaded.model.towers.warm()
 
     def capture(self, runner: object, world: World) -> None:
         if isinstance(runner, DeviceRunner) and self.config.hardware.graph_sizes:

@@ -92,8 +92,12 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[OpLaunch]:
     not support the type of the pages."""
     if config.quantization.kv_cache == "fp8" and not target.fp8:
         return []
-    runner, form, model = runner_on(torch.device("meta"), config, _products(target, config))
+    device = torch.device("meta")
+    parts, model = parts_on(device, config, _products(target, config))
+    runner, form = runner_on(device, parts, config), parts.layout
     with recorded() as launches, torch.inference_mode():
+        if parts.model.towers is not None:
+            parts.model.towers.warm()
         checkpoint = read_checkpoint(config.model.path, weights=False, task=config.model.task)
         for plan in warm(checkpoint, form, config, compiling=True):
             runner.start(plan, {})
@@ -107,12 +111,9 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[OpLaunch]:
 
 
 @torch.inference_mode()
-def runner_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tuple[Runner, Layout, Model]:
-    """Return the runner of a worker with random weights on this device, the layout of its pages and its model. fp8: how
-    it multiplies by fp8 weights."""
-    parts, model = parts_on(device, config, fp8)
-    pages = make_pages(parts.layout, 2, DTYPES[config.quantization.kv_cache], device)
-    return parts.runner(pages), parts.layout, model
+def runner_on(device: torch.device, parts: DeviceParts, config: EngineConfig) -> Runner:
+    """Return the runner of a worker with these components, which has two blocks of pages."""
+    return parts.runner(make_pages(parts.layout, 2, DTYPES[config.quantization.kv_cache], device))
 
 
 @torch.inference_mode()

@@ -296,7 +296,7 @@ def idefics2(folder: Path) -> Family:
     return Family(saved(transformers.Idefics2ForConditionalGeneration(config), folder), folder)
 
 
-def minicpm_v(folder: Path) -> Family:
+def minicpm_v(folder: Path, **more_settings: Any) -> Family:
     eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = {key: value for key, value in TEXT.items() if key != "num_hidden_layers"}
     more = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
@@ -305,6 +305,7 @@ def minicpm_v(folder: Path) -> Family:
         text_config={"model_type": "qwen3_5_text", **text, **DELTA, **more, "tie_word_embeddings": False},
         insert_layer_id=0,
         image_token_id=IMAGE,
+        **more_settings,
     )
     return Family(saved(transformers.MiniCPMV4_6ForConditionalGeneration(config), folder), folder)
 

@@ -11,7 +11,19 @@ import transformers
 from engine.api.media import MediaItem, Modality
 from engine.llm import MediaPrompt
 from kernels.cpu.library import best
-from tests.engine.media_models import IMAGE, REPLY, TEXT, Family, Picture, check, glm, greedy, opened, saved
+from tests.engine.media_models import (
+    IMAGE,
+    REPLY,
+    TEXT,
+    Family,
+    Picture,
+    check,
+    glm,
+    greedy,
+    minicpm_v,
+    opened,
+    saved,
+)
 
 VIDEO = 94
 FRAMES = 3
@@ -79,3 +91,18 @@ def test_embeddings_of_frames_are_scaled_down(kernels: str, tmp_path: Path) -> N
     prompt = prompt_of(VIDEO, "video", [FRAMES * 4 + 1], own)
     with opened(family, kernels, max_step_tokens=7, max_running=2) as llm:
         check(llm.generate(prompt, greedy())[0], reply(family.model, prompt, 0, **own))
+
+
+@pytest.mark.parametrize("kernels", ("torch", best()))
+def test_frames_of_minicpm_v_have_slices(kernels: str, tmp_path: Path) -> None:
+    """Two frames of the whole image and two slices; tokens of texts are between them."""
+    family = minicpm_v(tmp_path, video_token_id=VIDEO)
+    sizes = torch.tensor(((8, 4), (4, 4), (4, 4)) * 2)
+    counts = [int(high * wide) // 16 for high, wide in sizes.tolist()]
+    pixels = noise(1, 3, 4, 4 * 16 * sum(counts))
+    prompt = prompt_of(VIDEO, "video", counts, {"pixel_values_videos": pixels, "target_sizes": sizes})
+    wanted = reply(family.model, prompt, 0, pixel_values_videos=pixels, target_sizes_videos=sizes)
+    with opened(family, kernels, max_step_tokens=7, max_running=2) as llm:
+        found, again = llm.generate(prompt, greedy())[0], llm.generate(prompt, greedy())[0]
+        check(found, wanted)
+        check(again, wanted)

@@ -7,60 +7,25 @@ import torch
 from torch import Tensor
 
 from engine.layers.fused.run import Run
+from engine.layers.fused_rows import UNSCALED, QKArguments, prepare_rows, qk_arguments, qk_norm, rotate
 from engine.layers.kv import KVLayer
-from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.query_scale import query_factors
 from engine.layers.values import pad_values
 from engine.lowering.operations import Attend, CutHeads, PadValues, PrepareKV, QKNorm, Rotate, ScaleQueries, WriteKV
-from engine.models.parts import LayerNorm
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION, tokens_of_block
-from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV, NormKind
-from kernels.rms_norm import RMS_NORM
+from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV
 
-QKArguments = tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]
 _PLAIN_QK: QKArguments = (None, "rms", 0.0, None, None, False)
-_UNSCALED = (1.0, 1.0)
-
-
-def _qk_norm(op: QKNorm, run: Run) -> None:
-    """Normalise q and k in place, each over all its heads together."""
-    layer, qkv = run.weights.qk_norm(op.weight), run[op.qkv]
-    assert isinstance(layer, ProjectionNorm), "norms of separate heads are fused"
-    dim = op.weight.attention.head_dim
-    if layer.world.size > 1:
-        qk = qkv.unflatten(-1, (-1, dim))[:, : op.heads]
-        qk.copy_(layer(qk))
-        return
-    pieces = qkv[:, : op.queries * dim], qkv[:, op.queries * dim : op.heads * dim]
-    for piece, weight in zip(pieces, layer.weights, strict=True):
-        RMS_NORM(piece, weight, layer.eps, None, 1.0, piece)
-
-
-def _rotate(op: Rotate, run: Run) -> None:
-    """Rotate q and k in place; no norm or writing of keys and values can be fused."""
-    qkv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
-    queries = 2 * op.heads - qkv.shape[1]  # heads are queries and keys, and there are as many values as keys
-    QK_NORM_ROPE_KV(qkv, None, 0, None, queries, None, "rms", 0.0, *run.angles[op.rope], op.rope.interleaved)
 
 
 def _prepare_kv(op: PrepareKV, run: Run) -> None:
-    if op.layer is None and op.rope is None and op.norm is None:
-        return
-    weight, bias, kind, eps = None, None, "rms", 0.0
-    if op.norm is not None:
-        norm = run.weights.qk_norm(op.norm.weight)
-        assert isinstance(norm, HeadNorm), "only norms of separate heads are fused"
-        weight, bias, eps = norm.weight, norm.bias, norm.norm.eps
-        kind = "layer" if isinstance(norm.norm, LayerNorm) else "rms"
-    cos, sin = (None, None) if op.rope is None else run.angles[op.rope]
-    arguments = weight, kind, eps, cos, sin, op.rope is not None and op.rope.interleaved
-    qkv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
     if op.layer is None:
-        QK_NORM_ROPE_KV(qkv, None, 0, None, op.heads, *arguments, *_UNSCALED, bias)
+        prepare_rows(op, run)
         return
-    place, step = run.model.kv_layers[op.layer], run.step
+    arguments, bias = qk_arguments(op, run)
+    qkv, place, step = run[op.qkv].unflatten(-1, (-1, op.head_dim)), run.model.kv_layers[op.layer], run.step
     scales = run.model.scales[op.layer]
     pages, slots = run.pages[place.group], step.slot_mapping[place.group]
     QK_NORM_ROPE_KV(qkv, pages, place.layer, slots, op.heads, *arguments, *scales, bias)
@@ -76,7 +41,7 @@ def _write_kv(op: WriteKV, run: Run) -> None:
     place, step = run.model.kv_layers[op.layer], run.step
     kv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
     pages, slots = run.pages[place.group], step.slot_mapping[place.group]
-    QK_NORM_ROPE_KV(kv, pages, place.layer, slots, 0, *_PLAIN_QK, *_UNSCALED)
+    QK_NORM_ROPE_KV(kv, pages, place.layer, slots, 0, *_PLAIN_QK, *UNSCALED)
 
 
 def _attend(op: Attend, run: Run) -> None:
@@ -118,7 +83,7 @@ def _cross_attention(op: Attend, place: KVLayer, run: Run, q: Tensor, out: Tenso
     rows = step.cross_attention.slot, step.cross_attention.query_start, step.cross_attention.lengths
     options, table = (op.scale, None, op.part.softcap, None), step.tables[place.group]
     pages = run.pages[place.group]
-    DECODE_ATTENTION(q, pages, place.layer, table, *rows, run.cross_schedules, out, *options, *_UNSCALED)
+    DECODE_ATTENTION(q, pages, place.layer, table, *rows, run.cross_schedules, out, *options, *UNSCALED)
 
 
 def _pad_values(op: PadValues, run: Run) -> None:
@@ -131,8 +96,8 @@ def _cut_heads(op: CutHeads, run: Run) -> None:
 
 
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
-    QKNorm: _qk_norm,
-    Rotate: _rotate,
+    QKNorm: qk_norm,
+    Rotate: rotate,
     PrepareKV: _prepare_kv,
     ScaleQueries: _scale_queries,
     WriteKV: _write_kv,

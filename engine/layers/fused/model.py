@@ -56,6 +56,7 @@ class FusedModel:
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
         self.parts, self.program = ModelParts(text_model, scales), text_model.program
         self.layout, self.vocabulary, self.adapters = text_model.layout, text_model.vocabulary, text_model.adapters
+        self.towers = text_model.towers
         # Launches on `meta` tensors are recorded to compile Triton's kernels, and torch.compile takes part in none.
         compiles = text_model.torch_compile and text_model.device.type != "meta"
         self.compiler: SegmentCompiler[Run] | None = SegmentCompiler(_EXECUTOR) if compiles else None

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.layers.fused.run import Run, Unreduced
-from engine.layers.norm import NormLayer
+from engine.layers.fused_rows import activation, add, add_norm, keep, normalize
 from engine.layers.rounded import rounding_of
 from engine.lowering.operations import (
     Activation,
@@ -26,25 +25,12 @@ from engine.lowering.operations import (
     Quantized,
     Scale,
 )
-from engine.models.parts import LayerNorm, RMSNorm
-from kernels.activation import ACTIVATION
+from engine.models.parts import RMSNorm
 from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.e4m3 import Rounded
 from kernels.head_matmul import HEAD_MATMUL
-from kernels.layer_norm import LAYER_NORM
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
-
-
-def _keep(op: Keep, run: Run) -> None:
-    x = run[op.x]
-    if op.y.value.name not in run.values:
-        run[op.y.value] = x.new_empty(x.shape[0], op.y.value.width)
-    run.columns(op.y).copy_(x)
-
-
-def _normalize(op: Normalize, run: Run) -> None:
-    run[op.y] = fused_norm(run.weights.norm(op.weight), run[op.x])
 
 
 def _normalize_parts(op: NormalizeParts, run: Run) -> None:
@@ -69,13 +55,7 @@ def _add_normalize(op: AddNormalize, run: Run) -> None:
         assert run.model.fused_reduce is not None, "only fused sums are left to norms"
         run[op.y], run[op.x] = run.model.fused_reduce.reduce_norm(added.y, layer.weight, layer.norm.eps, x, op.scale)
         return
-    match layer.norm:
-        case RMSNorm(eps=eps):
-            y, x = RMS_NORM(added, layer.weight, eps, x, op.scale)
-        case LayerNorm(eps=eps):
-            y, x = LAYER_NORM(added, layer.weight, layer.bias, eps, x, op.scale)
-    run[op.x] = x
-    run[op.y] = y
+    run[op.y], run[op.x] = add_norm(layer, added, x, op.scale)
 
 
 def _quantized(op: Quantized, run: Run) -> None:
@@ -109,16 +89,6 @@ def _linear(op: Linear, run: Run) -> None:
     run[op.y] = y if op.partial else layer.reduced(y)
 
 
-def _activation(op: Activation, run: Run) -> None:
-    numbers = run.weights.activation(op.numbers)
-    run[op.y] = ACTIVATION(run[op.x], op.act, op.gated, op.limit, op.up_offset, numbers)
-
-
-def _add(op: Add, run: Run) -> None:
-    x = run.columns(op.x) if isinstance(op.x, Columns) else run[op.x]
-    x.add_(run[op.y], alpha=op.scale)
-
-
 def _multiply(op: Multiply, run: Run) -> None:
     run[op.y] = run[op.x] * run.weights.multiplier(op.weight).to(run.model.dtype)
 
@@ -142,24 +112,16 @@ def _gate(op: Gate, run: Run) -> None:
     run[op.y] = (run.columns(op.x).unflatten(1, (op.gate.width, -1)) * factor.unsqueeze(2)).flatten(1)
 
 
-def fused_norm(layer: NormLayer, x: Tensor) -> Tensor:
-    match layer.norm:
-        case RMSNorm(eps=eps):
-            return RMS_NORM(x, layer.weight, eps)
-        case LayerNorm(eps=eps):
-            return LAYER_NORM(x, layer.weight, layer.bias, eps)
-
-
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
-    Keep: _keep,
-    Normalize: _normalize,
+    Keep: keep,
+    Normalize: normalize,
     NormalizeParts: _normalize_parts,
     NormalizeGroups: _normalize_groups,
     AddNormalize: _add_normalize,
     Quantized: _quantized,
     Linear: _linear,
-    Activation: _activation,
-    Add: _add,
+    Activation: activation,
+    Add: add,
     Multiply: _multiply,
     Scale: _scale,
     Clamp: _clamp,

@@ -90,6 +90,9 @@ class Run:
     def __setitem__(self, value: Value, tensor: Any) -> None:
         self.values[value.name] = tensor
 
+    def has(self, value: Value) -> bool:
+        return value.name in self.values
+
     def columns(self, columns: Columns) -> Tensor:
         found: Tensor = self[columns.value]
         return found[:, columns.first : columns.first + columns.width]

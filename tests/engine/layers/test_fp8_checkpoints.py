@@ -307,6 +307,7 @@ def test_a_matrix_of_which_one_source_is_plain_is_restored(own, driver, ids):
 @needs_triton
 def test_norms_and_activations_round_where_all_their_readers_are_in_fp8(written, driver, ids, monkeypatch):
     """A layer excluded from quantization reads unrounded inputs: here the down projection of layer 1."""
+    from engine.layers import fused_rows
     from engine.layers.fused import rows
     from kernels import fp8
 
@@ -317,7 +318,7 @@ def test_norms_and_activations_round_where_all_their_readers_are_in_fp8(written,
 
     monkeypatch.setattr(rows, "RMS_NORM_QUANTIZED", counted("norm", rows.RMS_NORM_QUANTIZED))
     monkeypatch.setattr(rows, "ACTIVATION_QUANTIZED", counted("activation", rows.ACTIVATION_QUANTIZED))
-    monkeypatch.setattr(rows, "ACTIVATION", counted("plain activation", rows.ACTIVATION))
+    monkeypatch.setattr(fused_rows, "ACTIVATION", counted("plain activation", fused_rows.ACTIVATION))
     monkeypatch.setattr(fp8, "QUANTIZE_ROWS", counted("rows", fp8.QUANTIZE_ROWS))
     driver(written("channel-dynamic").path, kernels="triton").run(ids(3, 1), 3)
     first = ["norm", "rows", "norm", "activation"]

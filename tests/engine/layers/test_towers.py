@@ -1,6 +1,7 @@
 """Towers and projectors of multimodal families, compared with transformers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from engine.layers.compiled.build import Region
 from engine.layers.linear import Target
 from engine.layers.tower import TowerModel
 from engine.layers.tower_executors import CompiledExecutor
+from engine.layers.tower_triton import TritonExecutor
 from engine.lowering.operations import Linear
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
+from engine.models.media import Media
 from engine.weights.files import Weights
 from kernels.cpu import program as cpu
 from kernels.cpu.program import Team
+from kernels.jit import installed, recorded
 from tests.engine.layers.towers import CASES, Case, save
 
 Saved = tuple[Case, Path, Any]
@@ -45,10 +49,10 @@ def compiled(threads: int = 2) -> Target:
     return Target(torch.float32, torch.device("cpu"), Team("base", threads))
 
 
-def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
+def assert_close(found: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-5) -> None:
     assert [one.shape for one in found] == [one.shape for one in wanted]
     for one, other in zip(found, wanted, strict=True):
-        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+        assert (one - other).abs().max() <= tolerance * other.abs().max()
 
 
 def test_embeddings_are_those_of_transformers(saved: Saved) -> None:
@@ -63,6 +67,46 @@ def test_embeddings_are_those_of_transformers(saved: Saved) -> None:
         tower = loaded(found, target)
         assert_close([embeddings for item in items for embeddings in tower.encode([item])], wanted)
         assert_close(tower.encode(items), wanted)
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.sampled(4)
+def test_triton_kernels_equal_transformers(saved: Saved) -> None:
+    """In Triton's interpreter. Programs with masks, bounds or learned queries run with torch."""
+    case, path, model = saved
+    tower = TowerModel(read_media(path), Single(), CPU, triton=True)
+    tower.load(Weights(read_checkpoint(path).tensors, lambda fraction: None).read)
+    plain = ("llava", "pixtral", "qwen2-vl", "gemma3", "qwen2.5-vl", "qwen3-vl", "internvl-odd", "glm4v", "llama4")
+    blocks = tower._executors[id(tower.program.tower)]
+    assert isinstance(blocks, TritonExecutor) or path.name not in plain
+    items = case.items()
+    with torch.no_grad():
+        wanted = case.features(model, items)
+    assert_close(tower.encode(items), wanted, 3e-5)
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+@pytest.mark.parametrize("name", ["llava", "qwen2.5-vl", "internvl-odd"])
+def test_warm_towers_have_compiled_all_kernels(name: str, tmp_path: Path) -> None:
+    """They are launched on torch's meta device, as when kernels are compiled ahead, and no others for items."""
+    case = CASES[name]
+    save(case, tmp_path)
+    media, launches = read_media(tmp_path), list[set[tuple[object, ...]]]()
+    for device in ("meta", "cpu"):
+        tower = TowerModel(media, Single(), replace(CPU, device=torch.device(device)), triton=True)
+        tower.load(Weights(read_checkpoint(tmp_path).tensors, lambda fraction: None).read)
+        with recorded() as found:
+            tower.warm() if device == "meta" else tower.encode(case.items())
+        launches.append({(one.kernel.fn.__name__, one.warps, *sorted(one.constants.items())) for one in found})
+    known, needed = launches
+    assert {name for name, *_ in needed} >= {"encoder_attention_kernel"} and needed <= known
+
+
+def read_media(path: Path) -> Media:
+    media = read_checkpoint(path).model.media
+    assert media is not None
+    return media
 
 
 def test_compiled_kernels_execute_every_program(saved: Saved) -> None:

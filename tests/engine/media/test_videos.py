@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 
+from engine.api.errors import CheckpointError
 from engine.media.clip import Clip
 from engine.media.families import read_processors
 from engine.media.frames import resized_frame
@@ -21,6 +24,7 @@ from engine.media.processor import VideoProcessor, process_video
 from engine.media.qwen_video import stepped
 from engine.media.smolvlm_video import in_words
 from engine.media.video import Limits, VideoLimits, _decoded, frame_list, open_video, opened
+from tests.engine.media.torchvision_stand_in import imported
 from tests.engine.media.video_golden import CASES, GOLDEN, ONEVISION_TOKENS, SMOL_TOKENS, pixels
 
 Array = np.ndarray[Any, Any]
@@ -82,6 +86,76 @@ def test_frames_tensors_and_texts_equal_transformers(name: str, golden: dict[str
         assert found.text == "".join(text.format(each) for each in wanted["times"])
     else:
         assert found.text == "<|video_pad|>" and len(found.runs) == 1
+
+
+MINICPM = {"scale_resolution": 24, "patch_size": 4, "max_slice_nums": 5, "max_num_frames": 6}
+
+
+@pytest.mark.parametrize(
+    ("frames", "fps", "size"),
+    [
+        (9, 3.0, (24, 24)),
+        (11, 2.0, (8, 8)),
+        (12, 2.0, (8, 8)),
+        (13, 2.0, (20, 70)),
+        (37, 4.3, (64, 17)),
+        (200, 2.5, (31, 9)),
+        (1, 30.0, (90, 101)),
+    ],
+)
+def test_videos_of_minicpm_v_equal_transformers(frames: int, fps: float, size: tuple[int, int], tmp_path: Path) -> None:
+    """A second has a frame, or a long video six; frames are divided into slices."""
+    own = {"type": "minicpmv4_6", "settings": MINICPM}
+    processor = processor_of(own, tmp_path)
+    source = np.random.default_rng(frames).integers(0, 256, (frames, 3, *size), np.uint8)
+    clip = clip_of(source, fps)
+    with imported("transformers.models.minicpmv4_6.video_processing_minicpmv4_6") as module:
+        kind = module.MiniCPMV4_6VideoProcessor
+    theirs = kind.__new__(kind)
+    metadata = SimpleNamespace(duration=frames / fps, fps=fps, total_num_frames=frames)
+    chosen = theirs.sample_frames(metadata, max_num_frames=6, stack_frames=1)
+    assert clip.chosen(processor.sample) == chosen
+    theirs.resize = lambda pixels, size, resample: torch.nn.functional.interpolate(
+        pixels.flatten(0, 1), (size.height, size.width), mode="bicubic", antialias=True
+    ).unflatten(0, pixels.shape[:2])
+    theirs.rescale_and_normalize = lambda pixels, *_: (pixels.float() - 127.5) / 127.5
+    given = {"resample": 3, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_resize": True}
+    wanted = theirs._preprocess(
+        [torch.from_numpy(source[chosen])],
+        **given,
+        **MINICPM,
+        image_mean=0.5,
+        image_std=0.5,
+        slice_mode=True,
+        stack_frames=1,
+        video_metadata=[metadata],
+        return_tensors="pt",
+    )
+    found = process_video(processor, clip, 1000)
+    assert found.kind == found.modality == "video"
+    np.testing.assert_array_equal(arrays(found)["target_sizes"], wanted["target_sizes_videos"])
+    pixel_values = arrays(found)["pixel_values_videos"]
+    np.testing.assert_allclose(pixel_values, wanted["pixel_values_videos"], rtol=0, atol=1e-5)
+    writer = MiniCPMV4_6Processor.__new__(MiniCPMV4_6Processor)
+    for name in ("image_start", "image_end", "slice_start", "slice_end"):
+        setattr(writer, f"{name}_token", f"<{'/' if 'end' in name else ''}{name.partition('_')[0]}>")
+    writer.video_token, writer.video_slice_mode = "#", True
+    text = found.text
+    for count in found.runs:
+        text = text.replace("<|video_pad|>", "#" * count, 1)
+    tables = {name: np.asarray(one) for name, one in wanted.items() if name != "pixel_values_videos"}
+    assert text == writer.replace_video_token(tables, 0, video_token_divisor=16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"stack_frames": 3}, "stack_frames is 3"), ({"max_num_frames": 0}, "max_num_frames is 0")],
+)
+def test_other_settings_of_videos_of_minicpm_v_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        processor_of({"type": "minicpmv4_6", "settings": MINICPM | settings}, tmp_path)
 
 
 def check_text(kind: str, found: Processed, own: dict[str, Array], wanted: dict[str, Array]) -> None:

@@ -15,6 +15,7 @@ from engine.api.errors import CheckpointError, RequestError
 from engine.api.messages import AlignmentOptions
 from engine.llm import LLM, AudioPrompt, Generation, Params
 from engine.models.checkpoint import read_checkpoint
+from engine.worker.alignment import median_filter
 from tests.engine.speech.whisper import SIZES, Whisper, spectrogram, write
 
 WINDOW = SIZES["max_source_positions"]
@@ -161,3 +162,15 @@ def test_the_upper_half_of_the_decoder_has_the_alignment_heads_by_default(tmp_pa
     encoder = read_checkpoint(write(tmp_path).path).model.encoder
     assert encoder is not None and encoder.alignment is not None
     assert encoder.alignment.heads == ((1, 0), (1, 1))
+
+
+@pytest.mark.parametrize("width", [1, 3, 7, 31])
+@pytest.mark.parametrize("columns", [1, 4, 16, 37, 200])
+def test_medians_are_those_of_sorted_windows(width: int, columns: int) -> None:
+    """Edges are mirrored; rows that are too short to be mirrored stay as they are."""
+    x = torch.randn((5, columns), generator=torch.Generator().manual_seed(width)).round(decimals=1)
+    half, wanted = width // 2, x.numpy()
+    if columns > half:
+        padded = np.pad(wanted, ((0, 0), (half, half)), mode="reflect")
+        wanted = np.median(np.lib.stride_tricks.sliding_window_view(padded, width, 1), -1)
+    np.testing.assert_array_equal(median_filter(x, width).numpy(), wanted)

@@ -30,7 +30,7 @@ import msgspec
 from engine.api.config import AdapterLoadingConfig
 from engine.api.messages import Pooling, Sampling
 from engine.core.plan import NewRow, Row, StepPlan
-from engine.worker.precompile import config_for, runner_on, serving_launches
+from engine.worker.precompile import config_for, parts_on, runner_on, serving_launches
 from kernels.fp8 import products_of
 from engine.models.checkpoint import read_checkpoint
 from kernels.tools.aot import TARGETS, signature
@@ -82,7 +82,8 @@ def check(steps, folder, kv_dtype, invariant, weights, slots=None):
     known = {signature(wanted.launch) for wanted in serving_launches(TARGETS["sm_90"], config=config)}
     random_ = random.Random(5)
     fp8 = products_of((9, 0), invariant=config.hardware.batch_invariant)
-    runner, form, model = runner_on(torch.device("cpu"), config, fp8)
+    parts, model = parts_on(torch.device("cpu"), config, fp8)
+    runner, form = runner_on(torch.device("cpu"), parts, config), parts.layout
     pools = read_checkpoint(config.model.path, weights=False).model.pooler is not None
     missing, launches = {}, 0
     with torch.inference_mode():
