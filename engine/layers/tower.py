@@ -286,7 +286,7 @@ class TowerModel:
         return torch.cat(orders).to(self.target.device), tuple(counts)
 
     def _queried(self, stage: QueryProgram, x: Tensor, grids: tuple[Grid, ...]) -> tuple[Tensor, tuple[Grid, ...]]:
-        """Return the rows of queries that attend to those of each frame, or those of merged squares."""
+        """Return the rows of learned queries of each frame, or of merged squares."""
         context, program, part = self._executors[id(stage.context)], self._executors[id(stage.program)], stage.part
         if isinstance(part, WindowMerge):
             rows = squares(x, grids, part.side)

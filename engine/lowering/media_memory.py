@@ -75,7 +75,7 @@ def _sizes(media: Media) -> TowerSizes:
             if isinstance(stage, Program):
                 elements += max(1, rows) * _elements(stage)
             elif isinstance(stage, QueryProgram):
-                # The rows of squares are copied, or keys and values beside those of the queries.
+                # Copied are the rows of squares, or keys and values next to the queries' own.
                 elements += before * (_elements(stage.context) + stage.context.out.width)
                 elements += max(1, rows) * (_elements(stage.program) + stage.part.hidden)
             else:

@@ -239,8 +239,8 @@ class _Querying(PartLowering):
         return Linear(x=x, y=y, weight=Matrix(linear=linear, path=path, part="attention"))
 
     def reading(self, ops: Iterator[Op], firsts: Iterator[int] | None) -> Iterator[Op]:
-        """Let attention read the keys and values of the rows of a frame; cross-attention reads no others. firsts: first
-        columns of those of each layer; None: the operations have no such attention."""
+        """Let attention read the keys and values of a frame. Cross-attention reads no others. firsts: first column of
+        each layer's keys, or None if the operations do not read a frame."""
         for op in ops:
             if firsts is not None and isinstance(op, Attend):
                 op = AttendContext(q=op.qkv, y=op.y, part=op.part, first=next(firsts))

@@ -83,7 +83,7 @@ class Sound:
         )
 
     def _count(self, samples: int) -> int:
-        """Return the number of tokens of a sound, of which shorter ones than a token have none."""
+        """Return the number of tokens of a sound, 0 if it is shorter than a token."""
         try:
             return self.audio.layout(samples).count
         except MediaError:

@@ -161,8 +161,8 @@ def projector_tensors(projector: Projector) -> dict[str, StoredTensor]:
 
 
 def _names_of_layers(name: str) -> tuple[str, ...]:
-    """Return the names under which layers read a tensor: those of its projections if it is one of
-    torch.nn.MultiheadAttention, which has the rows of q, k and v in one tensor."""
+    """Return the names under which layers read a tensor. torch.nn.MultiheadAttention has the rows of q, k and v in one
+    tensor, which has a name for each projection."""
     found = re.fullmatch(r"(.*)in_proj_(weight|bias)", name)
     return (name,) if found is None else tuple(f"{found[1]}in_proj_{one}.{found[2]}" for one in ("q", "k", "v", "kv"))
 
@@ -364,7 +364,7 @@ def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def placed(stored: StoredTensor, path: str) -> StoredTensor:
-    """Return a tensor whose name, and those of the tensors added to it, are relative to a path."""
+    """Return the tensor with its full name. Its name, and the names of tensors added to it, are relative to a path."""
     added = tuple(placed(one, path) for one in stored.added)
     return replace(stored, name=join(path, stored.name), added=added)
 

@@ -317,7 +317,7 @@ def test_rg_lru_equals_recurrent_gemma():
 
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_causal_conv_without_a_state_begins_every_row_with_zeros(team, width):
-    """At any position, and in torch as in the compiled kernel; the rows before it do not matter."""
+    """This applies at any position, and to torch as well as to the compiled kernel."""
     counts = (1, 7, 33)
     x, weight, bias, _, state, starts, slots, _ = drawn(CAUSAL_CONV, counts, channels=37, width=width)
     zeros = torch.zeros_like(state)

@@ -68,7 +68,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     transposed: bool = False
     scale: str = ""  # name of a vector, by whose elements the rows are multiplied
-    added: tuple["StoredTensor", ...] = ()  # vectors whose elements, one after another, are added to those of this one
+    added: tuple["StoredTensor", ...] = ()  # vectors that are added to this one, one after another
     half: int = 0
     """Rows of half a head, if each half is rotated by itself. The second quarter of a head is exchanged with the third,
     so that the halves of the pairs are half a head apart."""

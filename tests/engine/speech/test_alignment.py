@@ -167,7 +167,7 @@ def test_the_upper_half_of_the_decoder_has_the_alignment_heads_by_default(tmp_pa
 @pytest.mark.parametrize("width", [1, 3, 7, 31])
 @pytest.mark.parametrize("columns", [1, 4, 16, 37, 200])
 def test_medians_are_those_of_sorted_windows(width: int, columns: int) -> None:
-    """Edges are mirrored; rows that are too short to be mirrored stay as they are."""
+    """Edges are mirrored. Rows that are too short for a mirror are unchanged."""
     x = torch.randn((5, columns), generator=torch.Generator().manual_seed(width)).round(decimals=1)
     half, wanted = width // 2, x.numpy()
     if columns > half:
