@@ -32,9 +32,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
             "kernels.ggml_blocks",
             "kernels.ggml_layout",
             "kernels.jit",
+            "kernels.joined",
             "kernels.op",
             "kernels.quantisation",
             "kernels.page_codes",
+            "kernels.stored_codes",
         ),
     ),
     "kernels.tools": ("kernels.jit", "kernels.op"),
@@ -61,12 +63,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.media": ("engine.api.errors", "engine.api.files", "engine.api.media"),
     "engine.formats": (
         *("engine.api.errors", "kernels.fp8", "kernels.ggml_blocks", "kernels.ggml_layout", "kernels.integer_layout"),
-        *("kernels.plane_layout", "kernels.quantisation", "kernels.cpu.quantize"),
+        *("kernels.plane_layout", "kernels.quantisation", "kernels.cpu.quantize", "kernels.stored_codes"),
     ),
     "engine.models": (
         *("engine.formats", "engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files"),
         *("engine.api.media", "engine.text.tokenizer"),
     ),
+    "engine.models.gguf_families": ("engine.models", "engine.gguf", "engine.api.errors"),
     "engine.lowering": (
         *("engine.formats", "engine.models", "engine.api.config", "engine.api.errors", "kernels.ggml_layout"),
     ),

@@ -135,7 +135,7 @@ def test_experts_of_nomic_embed_are_routed_in_every_second_layer(by: str, tmp_pa
 
 
 @pytest.mark.parametrize("types", [{}, {"dense_3": Type.Q8_0}])
-def test_projections_behind_the_pooling_are_in_the_file(types: dict[str, Type], tmp_path: Path) -> None:
+def test_projections_after_the_pooling_are_in_the_file(types: dict[str, Type], tmp_path: Path) -> None:
     """EmbeddingGemma's, which llama.cpp's converter appends with --sentence-transformers-dense-modules."""
     model, _ = written("gemma-embedding", tmp_path)
     draw, (kind, keys) = torch.Generator().manual_seed(1), CASES["gemma-embedding"]
