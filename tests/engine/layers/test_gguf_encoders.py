@@ -1,5 +1,6 @@
 """Encoders in GGUF files: hidden states and vectors equal transformers'."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,22 @@ def test_projections_after_the_pooling_are_in_the_file(types: dict[str, Type], t
     for by in ("torch", *usable()[:1]):
         vector = Runner(path, by).pooled([ids], Pooling(task="embed"))[0]
         close(vector, torch.nn.functional.normalize(model.output(ids).mean(0) @ first.T @ second.T, dim=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "what"),
+    [
+        ("eurobert-mean", {"classifier_pooling": "late"}, "classifier_pooling is 'late'; supported are bos and mean"),
+        ("nomic", {"n_embd": 48, "moe_every_n_layers": 2}, "moe_every_n_layers is 2; supported is 0, and mixtures of"),
+    ],
+)
+def test_encoders_that_cannot_be_computed_are_refused(
+    name: str, more: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    config = json.loads((save(name, tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | more))
+    with pytest.raises(CheckpointError, match=what):
+        read_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
