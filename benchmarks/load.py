@@ -40,8 +40,8 @@ class Load:
     bytes: int
     read_s: list[float]
     ready_s: list[float]
-    cpu_s: list[float]  # of all threads, user and system, of a start
-    touched_bytes: list[int]  # pages that a start touched first, without those of files that a page fault reads
+    cpu_s: list[float]  # user and system time of all threads
+    touched_bytes: list[int]  # page faults without reads from the disk
 
     @property
     def ratio(self) -> float:

@@ -82,7 +82,7 @@ class Report(msgspec.Struct, kw_only=True):
     layers: list[LayerCost]
     all: dict[str, Cost]  # all layers in one format
     all_bytes: dict[str, int]
-    other_bytes: int = 0  # of all other tensors, as they are stored
+    other_bytes: int = 0  # other tensors in the format of the checkpoint
     mix: dict[str, str] = {}  # layer → format
     mix_bytes: int = 0
     mix_cost: Cost | None = None

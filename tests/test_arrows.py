@@ -32,9 +32,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
             "kernels.ggml_blocks",
             "kernels.ggml_layout",
             "kernels.jit",
+            "kernels.joined",
             "kernels.op",
             "kernels.quantisation",
             "kernels.page_codes",
+            "kernels.stored_codes",
         ),
     ),
     "kernels.tools": ("kernels.jit", "kernels.op"),
@@ -61,7 +63,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.media": ("engine.api.errors", "engine.api.files", "engine.api.media"),
     "engine.formats": (
         *("engine.api.errors", "kernels.fp8", "kernels.ggml_blocks", "kernels.ggml_layout", "kernels.integer_layout"),
-        *("kernels.plane_layout", "kernels.quantisation", "kernels.cpu.quantize"),
+        *("kernels.plane_layout", "kernels.quantisation", "kernels.cpu.quantize", "kernels.stored_codes"),
     ),
     "engine.models": (
         *("engine.formats", "engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files"),
@@ -70,6 +72,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.models.parts": ("engine.models.declared", "engine.api.media"),
     "engine.models.parts.recurrent": ("engine.models.declared", "engine.models.parts"),
     "engine.lowering.operations": ("engine.models",),
+    "engine.models.gguf_families": ("engine.models", "engine.gguf", "engine.api.errors"),
     "engine.lowering": (
         *("engine.formats", "engine.models", "engine.api.config", "engine.api.errors", "kernels.ggml_layout"),
     ),

@@ -320,7 +320,7 @@ used as in any checkpoint. Other types are dequantized, or rounded by `quantizat
 only between blocks of 32 or 256 inputs. Tokenizer, chat template, configuration and end
 tokens are read from the file, unless its folder has separate files for them ([sources.md](sources.md#a-gguf-file)).
 A file that states a pooling (`pooling_type`: mean, first or last token) embeds, with vectors of length 1 and the
-projections behind the pooling that the file has (`dense_2`, `dense_3`); files of rerankers are refused.
+projections after the pooling that the file has (`dense_2`, `dense_3`); files of rerankers are refused.
 
 | `general.architecture` | architecture |
 |---|---|

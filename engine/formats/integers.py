@@ -97,8 +97,8 @@ def _groups_of(matrix: StoredMatrix, stored: Groups, index: str) -> "Tensor":
 
 
 def codes_of(words: "Tensor", bits: int, inputs: int) -> "Tensor | StoredCodes":
-    """Return the integers of [outputs, words] int32: a stream of bits, the lowest bits of a word first. Those of 4 and
-    8 bits stay packed."""
+    """Return the integers of [outputs, words] int32, a stream of bits with the lowest bits of a word first. Integers
+    of 4 and 8 bits stay packed."""
     from kernels.stored_codes import StoredCodes
 
     return StoredCodes(words, "words", bits, inputs) if bits in (FEW, MANY) else unpacked(words, bits)[:, :inputs]

@@ -47,7 +47,7 @@ def _pooler(architecture: str, config: Mapping[str, Any], hidden: int) -> Pooler
         return Pooler(task="embed", width=hidden, pool="mean", activation="normalize")
     each_token = architecture.endswith("ForTokenClassification")
     pooling = "mean" if each_token else config.get("classifier_pooling", "late")
-    if pooling not in _POOLS:
+    if not isinstance(pooling, str) or pooling not in _POOLS:
         raise CheckpointError(
             f"config.json: classifier_pooling is {shown(pooling)}; supported are {' and '.join(_POOLS)}"
         )

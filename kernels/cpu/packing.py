@@ -238,7 +238,7 @@ def _place_codes(values: Tensor | StoredCodes, at: int, data: Tensor, order: _Or
     """Copy integers of one part to outputs `at` … of packed weights."""
     if isinstance(values, StoredCodes) and _place_stored(values, at, data, order):
         return
-    rows = _padded(unpacked(values), group)
+    rows = torch.nn.functional.pad(unpacked(values), (0, -values.shape[1] % group))
     # 8-bit weights have 128 for zero
     _place(_halves(rows, order.size) if four else rows, at, data, order, flip=0 if four else 0x80808080)
 
@@ -299,8 +299,3 @@ def _halves(values: Tensor, word: int) -> Tensor:
     """4 bits → [outputs, bytes]: the first word of a pair goes to the low halves of its bytes."""
     pairs = values.view(len(values), -1, 2, word)  # [output, pair, 2, input of the word]
     return (pairs[:, :, 0] | pairs[:, :, 1] << 4).flatten(1)
-
-
-def _padded(weight: Tensor, inputs: int) -> Tensor:
-    columns = -weight.shape[1] % inputs
-    return torch.nn.functional.pad(weight, (0, columns)) if columns else weight

@@ -95,7 +95,7 @@ def test_the_mix_is_the_best_one_within_the_budget():
 
 
 def test_formats_that_are_larger_than_the_checkpoint_are_not_proposed():
-    """Of a checkpoint in 5 bits, 8 bits take more bytes for less accuracy, and of one in 4 bits so do 4 bits."""
+    """A checkpoint in 5 bits is smaller and more accurate than its copy in 8 bits."""
     kl = {"int4": Cost(kl=1e-2, perplexity=1.0, change=0.0, same_top=1.0),
           "int8": Cost(kl=1e-4, perplexity=1.0, change=0.0, same_top=1.0)}  # fmt: skip
     sizes = {

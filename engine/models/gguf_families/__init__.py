@@ -82,11 +82,11 @@ def _made(found: GgufFile, family: Family, keys: Keys) -> dict[str, Any]:
 
 _POOLS: Mapping[object, Pool | None] = {0: None, 1: "mean", 2: "first", 3: "last"}  # by pooling_type
 _RERANKER = 4  # pooling_type
-DENSE = ("dense_2", "dense_3")  # projections behind the pooling, in order, as sentence-transformers numbers its modules
+DENSE = ("dense_2", "dense_3")  # projections after the pooling, numbered like the modules of sentence-transformers
 
 
 def stated_modules(file: Path) -> Modules | None:
-    """Return the pooling of a file of an embedding model, with the projections behind it, or None. Raises
+    """Return the pooling of a file of an embedding model, with the projections after it, or None. Raises
     CheckpointError for a pooling that is not supported."""
     found = read_gguf(file)
     key = f"{found.require('general.architecture')}.pooling_type"

@@ -100,7 +100,7 @@ def is_encoder(kind: str) -> bool:
 
 
 # Together they have every part of all cases (test_features.py).
-EACH_PART = ("jina-v2", "gte", "xlm-roberta-score", "modernbert-tokens", "gemma3", "gemma2", "qwen2")
+EACH_PART = ("jina-v2", "gte", "xlm-roberta-score", "modernbert-tokens", "gemma3", "gemma2", "qwen2", "t5-encoder")
 WHOLE = [name for name, (kind, more) in CASES.items() if is_encoder(kind) or "use_bidirectional_attention" in more]
 
 

@@ -1,5 +1,6 @@
 """Encoders in GGUF files: hidden states and vectors equal transformers'."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,7 +136,7 @@ def test_experts_of_nomic_embed_are_routed_in_every_second_layer(by: str, tmp_pa
 
 
 @pytest.mark.parametrize("types", [{}, {"dense_3": Type.Q8_0}])
-def test_projections_behind_the_pooling_are_in_the_file(types: dict[str, Type], tmp_path: Path) -> None:
+def test_projections_after_the_pooling_are_in_the_file(types: dict[str, Type], tmp_path: Path) -> None:
     """EmbeddingGemma's, which llama.cpp's converter appends with --sentence-transformers-dense-modules."""
     model, _ = written("gemma-embedding", tmp_path)
     draw, (kind, keys) = torch.Generator().manual_seed(1), CASES["gemma-embedding"]
@@ -153,6 +154,22 @@ def test_projections_behind_the_pooling_are_in_the_file(types: dict[str, Type], 
     for by in ("torch", *usable()[:1]):
         vector = Runner(path, by).pooled([ids], Pooling(task="embed"))[0]
         close(vector, torch.nn.functional.normalize(model.output(ids).mean(0) @ first.T @ second.T, dim=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "what"),
+    [
+        ("eurobert-mean", {"classifier_pooling": "late"}, "classifier_pooling is 'late'; supported are bos and mean"),
+        ("nomic", {"n_embd": 48, "moe_every_n_layers": 2}, "moe_every_n_layers is 2; supported is 0, and mixtures of"),
+    ],
+)
+def test_encoders_that_cannot_be_computed_are_refused(
+    name: str, more: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    config = json.loads((save(name, tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | more))
+    with pytest.raises(CheckpointError, match=what):
+        read_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(

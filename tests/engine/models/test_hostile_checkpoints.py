@@ -72,6 +72,7 @@ MORE = {
     **dict.fromkeys(("CLIPModel", "SiglipModel", "Siglip2Model"), EYES),
     **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM"), JINA),
     "MiMoV2FlashForCausalLM": {"head_dim": 128},
+    "EuroBertForSequenceClassification": {"classifier_pooling": "mean"},
 }
 
 
