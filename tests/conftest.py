@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import os
 import ssl
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -80,11 +81,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """The demo model, ready, for all files that change nothing in it: an Appliance of tests/e2e/conftest.py that all
     workers share. Its KV cache is float32, as in transformers."""
     from tests.e2e.conftest import DEMO, launcher
-    from tests.e2e.shared import describe, described_appliance, shared
+    from tests.e2e.shared import describe, described_appliance, use_shared
 
     @contextmanager
     def start() -> Iterator[dict[str, Any]]:
@@ -93,10 +94,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
             appliance.wait_ready()
             yield describe(appliance)
 
-    with shared("demo", start, tmp_path_factory) as found:
-        appliance = described_appliance(found)
-        yield appliance
-        appliance.client.close()
+    appliance = described_appliance(use_shared(request.config, "demo", start, tmp_path_factory))
+    yield appliance
+    appliance.client.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -180,6 +180,13 @@ def pytest_collection_finish() -> None:
     """Exempt modules and tests from garbage collection. Each full collection would take more than a second."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if "tests.e2e.shared" in sys.modules:
+        from tests.e2e.shared import leave_shared
+
+        leave_shared(session.config)
 
 
 def pytest_unconfigure() -> None:

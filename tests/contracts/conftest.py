@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import PATIENCE_S, ROOT, free_port, until
-from tests.e2e.shared import shared
+from tests.e2e.shared import use_shared
 
 KEY = "sk-contract"
 HEALTH, PREDICT = "/platform/health", "/platform/predict"
@@ -33,14 +33,13 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The URL of the service without a final slash, and its port of gRPC."""
     if given := os.environ.get("SLIPWAY_CONTRACTS_URL"):
         port = int(os.environ.get("SLIPWAY_CONTRACTS_GRPC_PORT") or free_port())
-        yield {"url": given.rstrip("/"), "grpc_port": port}
-        return
-    with shared("contracts", lambda: started(tmp_path_factory.mktemp("contracts") / "log"), tmp_path_factory) as found:
-        yield found
+        return {"url": given.rstrip("/"), "grpc_port": port}
+    log = tmp_path_factory.mktemp("contracts") / "log"
+    return use_shared(request.config, "contracts", lambda: started(log), tmp_path_factory)
 
 
 @contextmanager

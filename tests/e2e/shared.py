@@ -17,6 +17,27 @@ Description = dict[str, Any]
 """Facts about a running service, as JSON values."""
 
 
+SHARED = pytest.StashKey[ExitStack]()
+"""The services that this worker uses."""
+
+
+def use_shared(
+    config: pytest.Config,
+    name: str,
+    start: Callable[[], AbstractContextManager[Description]],
+    folders: pytest.TempPathFactory,
+) -> Description:
+    """Return the description of a service that all workers share, until `leave_shared`."""
+    return config.stash.setdefault(SHARED, ExitStack()).enter_context(shared(name, start, folders))
+
+
+def leave_shared(config: pytest.Config) -> None:
+    """Leave the shared services after the last test of this worker. The teardown of a test could not wait for the other
+    workers, because its time is limited."""
+    if SHARED in config.stash:
+        config.stash[SHARED].close()
+
+
 @contextmanager
 def shared(
     name: str, start: Callable[[], AbstractContextManager[Description]], folders: pytest.TempPathFactory

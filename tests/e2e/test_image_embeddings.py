@@ -180,6 +180,7 @@ def test_colpali_ranks_images(launch: Callable[..., Appliance], tmp_path: Path) 
         assert refused.status_code == 400 and what in refused.json()["error"]["message"], refused.text
 
 
+@pytest.mark.nightly("tests/engine/test_image_embeddings.py::test_a_vision_language_model_embeds_prompts_with_images")
 @pytest.mark.slow
 def test_a_vision_language_model_embeds_conversations_with_images(
     launch: Callable[..., Appliance], tmp_path: Path

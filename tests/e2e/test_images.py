@@ -152,7 +152,6 @@ def test_replies_equal_transformers_and_the_prefix_cache_tells_images_apart(serv
     assert "slipway_media_encoded_total" in service.client.get("/metrics").text
 
 
-@pytest.mark.nightly("tests/e2e/test_speech.py::test_a_transcript_survives_a_kill_of_its_engine")
 def test_a_stream_with_an_image_survives_a_kill_of_its_engine(service: Appliance) -> None:
     count = 200
     body = {"model": "eyes", "messages": messages(picture(seed=4), picture(seed=5)), "temperature": 0}

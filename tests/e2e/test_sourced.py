@@ -127,7 +127,7 @@ def test_chat_says_which_route_to_use(
     assert main(["chat", appliance.url]) == 1 and "/v1/completions" in capsys.readouterr().err
 
 
-@pytest.mark.nightly("tests/e2e/test_speech.py::test_a_transcript_survives_a_kill_of_its_engine")
+@pytest.mark.nightly("tests/e2e/test_images.py::test_a_stream_with_an_image_survives_a_kill_of_its_engine")
 def test_a_stream_goes_on_when_its_engine_is_killed(appliance: Appliance, bart: Sourced) -> None:
     """The next engine needs the encoder input, the decoder prompt and all tokens so far, or the rest would differ."""
     french = bart.tokenizer.token_to_id("fra_Latn")

@@ -72,9 +72,7 @@ class Isolation:
 
         A test waits for an engine that comes back within `hold_s` rather than sharing an engine with other requests.
         """
-        if not self.quarantine.alone:
-            for engine in self._engines:
-                engine.reserved = False
+        self._free_engines()
         serving = sorted((each for each in self._engines if each.serves), key=lambda each: len(each.open))
         if not self.quarantine.on or not serving:
             return
@@ -125,7 +123,14 @@ class Isolation:
     def _test_over(self) -> None:
         self._cancel()
         self._settle()
+        self._free_engines()  # also if no request is queued: the next one would wait forever
         self._release()
+
+    def _free_engines(self) -> None:
+        """Let the engines take other requests, unless a request is tested alone."""
+        if not self.quarantine.alone:
+            for engine in self._engines:
+                engine.reserved = False
 
     def _expect(self, engine: Engine[Generation]) -> None:
         self._cancel()

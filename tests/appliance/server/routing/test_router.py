@@ -504,6 +504,36 @@ def test_a_pinned_request_waits_for_its_own_engine(routed, new_engine):
 POISON = 666
 
 
+async def life(engine, router):
+    """Let an engine give tokens, and start it again after each crash on the poison token."""
+    lives = 0
+    while True:
+        await asyncio.to_thread(engine.give)
+        if len(engine.deaths) > lives:
+            lives += 1
+            await until(lambda: not router.serves)
+            engine.start()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.slow
+def test_a_request_after_the_tests_of_the_quarantine_gets_its_reply(routed, new_engine):
+    """The last test runs a request alone, for which its engine is reserved."""
+    engine = new_engine().start()
+    engine.holding, engine.poison = True, POISON
+
+    async def body(router):
+        living = asyncio.create_task(life(engine, router))
+        good = asyncio.ensure_future(collected(router.generate(submit("good", max_tokens=40))))
+        with pytest.raises(Quarantined):
+            await collected(router.generate(submit("bad", prompt=(1, POISON))))
+        assert await good == list(range(100, 140))
+        assert await asyncio.wait_for(collected(router.generate(submit("later"))), 60) == [100, 101, 102]
+        living.cancel()
+
+    routed([engine], body)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("decoder_start_ids", [(), (7, 8)])
 def test_a_poison_request_is_isolated_and_the_others_finish(routed, new_engine, caplog, decoder_start_ids):
@@ -513,19 +543,8 @@ def test_a_poison_request_is_isolated_and_the_others_finish(routed, new_engine, 
     engine.holding, engine.poison = True, POISON
     crash_exemptions = []
 
-    async def life(router):
-        """Gives tokens, and restarts after each crash on the poison token."""
-        lives = 0
-        while True:
-            await asyncio.to_thread(engine.give)
-            if len(engine.deaths) > lives:
-                lives += 1
-                await until(lambda: not router.serves)
-                engine.start()
-            await asyncio.sleep(0)
-
     async def body(router):
-        living = asyncio.create_task(life(router))
+        living = asyncio.create_task(life(engine, router))
         good = [asyncio.ensure_future(collected(router.generate(submit(f"g{n}", max_tokens=40)))) for n in range(9)]
         bad = asyncio.ensure_future(collected(router.generate(submit("bad", prompt=(1, POISON)))))
         with pytest.raises(Quarantined, match="is isolated") as refused:
