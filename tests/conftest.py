@@ -8,6 +8,7 @@ looks for new ones. The slowest files start first, because worker processes that
 a slow file that starts last. Files that use the demo service come last, so that it does not run beside all other files.
 """
 
+import atexit
 import faulthandler
 import gc
 import os
@@ -120,13 +121,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt modules and tests from garbage collection. Each full collection would take more than a second."""
+    """Exempt modules and tests from garbage collection. Each full collection would take more than a second, and pytest
+    makes several at the end. Without `unfreeze`, extension modules report their objects as leaks when the interpreter
+    exits."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else extension modules report their objects as leaks when the interpreter exits
+    atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
