@@ -292,8 +292,8 @@ class Operations:
         return value.__class__ is self.tensor and value.type.__class__ is self.block_type
 
     def types(self, left: Any, right: Any, division: bool) -> Any:
-        """Return the types of two operands, that of the computation, and the integers that it holds; None if one of
-        them is not usual."""
+        """Return the types of both operands, the type of the computation and its range, or None for a type that is not
+        usual."""
         if any(one is None or one.__class__ is self.pointer_type for one in (left, right)):
             return None
         numbers = [one.__class__ is str for one in (left, right)]
@@ -312,7 +312,7 @@ class Operations:
         return self.usual[kinds[0]], self.usual[kinds[1]], form, common, *most
 
     def number(self, value: Any, common: np.dtype, least: float, most: float) -> np.ndarray | None:
-        """Return a number in the type of the computation, or None if it does not hold it."""
+        """Return a number in the type of the computation, or None if it is out of range."""
         if not least <= value <= most:
             return None
         if value == 0:  # it may be -0.0

@@ -1,8 +1,8 @@
-"""Launches, calls, loads, stores, reductions and products of Triton's interpreter with less work: fast_interpreter.py.
+"""Faster launches, loads, stores, reductions and products for Triton's interpreter (fast_interpreter.py).
 
-The shipped interpreter inspects the signature of a kernel and copies the storage of each argument at each launch, and
-checks types and shapes again in each load. Here each of them is done once for the same types. What is not usual is left
-to the shipped operation, and so is every error.
+At each launch the shipped interpreter inspects the kernel's signature and copies all storages. In each load it checks
+types and shapes. The functions here do this once per type. They leave unusual operands and all errors to the shipped
+operation.
 """
 
 import builtins

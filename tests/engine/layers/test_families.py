@@ -89,19 +89,17 @@ def assert_same(family: Family, made: Generation, count: int = 9) -> None:
         assert found.top_logprobs == pytest.approx(row.topk(3).values.tolist(), abs=TOLERANCE)
 
 
-# Cases that execute no line and no branch of `engine` and have no part of a model (features.py) that the other cases do
-# not. They run nightly. Every architecture has another case.
+# Cases that run nightly, because other cases execute the same lines and branches of `engine` and have the same parts of
+# models (features.py). For each architecture, the others also notice nearly all keys of config.json that are ignored or
+# have another value: 1,530 of 1,610 such faults.
 REPEATED = (
-    "afmoe-odd", "arctic-odd", "bailing2-odd", "cwm-odd", "glm-odd", "gpt2-odd", "starcoder-heads", "gptj-odd",
-    "codegen-one-each", "opt", "opt-after", "opt-350m-odd", "opt-no-affine", "phi-odd", "stablelm-qk-norm",
-    "falcon-one-norm", "falcon-heads", "falcon-alibi-odd", "bloom-odd", "bloom-wide", "mpt", "exaone4-no-windows",
-    "nemotron-odd", "cohere2-odd", "smollm3-windows", "seed-oss", "ernie4_5-odd", "helium-odd", "olmo-odd",
-    "olmo3-odd", "arcee-odd", "ministral-odd", "hunyuan-moe-heads", "internlm3-odd", "internlm2-odd", "baichuan",
-    "baichuan-odd", "baichuan13b", "baichuan13b-odd", "qwen1-odd", "minicpm-odd", "glm4-moe", "solar-open-odd",
-    "dots1-odd", "exaone-moe-odd", "ernie4_5-moe-odd", "mimo-v2-odd", "minimax-odd", "minimax-m2-odd",
-    "granite-moe", "granite-moe-shared-odd", "gpt-oss", "llama4-odd", "flex-olmo-odd", "deepseek-v3-odd",
-    "deepseek-v32-odd", "glm4-moe-lite", "glm-moe-dsa-odd", "longcat", "step3p5-odd", "youtu-odd", "minicpm3-odd",
-    "exaone3-odd", "mamba2", "falcon-h1-norm", "granite-hybrid", "lfm2-moe-odd", "qwen3_5-moe-heads",
+    "arctic-odd", "bailing2-odd", "cwm", "glm-odd", "gpt2-odd", "starcoder", "gptj-odd", "codegen", "opt",
+    "opt-350m-odd", "phi", "stablelm-qk-norm", "falcon-heads", "falcon-alibi-odd", "bloom-odd", "bloom-wide", "mpt",
+    "nemotron-odd", "cohere2-odd", "smollm3", "seed-oss", "ernie4_5-odd", "helium-odd", "olmo", "olmo3-odd",
+    "arcee-odd", "internlm3-odd", "internlm2-odd", "baichuan", "baichuan-odd", "baichuan13b-odd", "qwen1-odd",
+    "minicpm-odd", "exaone3", "solar-open-odd", "exaone-moe-odd", "ernie4_5-moe-odd", "minimax-odd",
+    "minimax-m2-odd", "granite-moe-shared-odd", "gpt-oss", "llama4-odd", "flex-olmo-odd", "deepseek-v3-odd",
+    "deepseek-v32-odd", "glm-moe-dsa-odd", "youtu-odd", "minicpm3-odd", "lfm2-moe-odd", "qwen3_5-moe-heads",
 )  # fmt: skip
 # Each of the others runs once: with torch every fifth one, because it has the same layers and kernels/test_ops.py
 # compares the operations of both, and the rest with compiled kernels.
