@@ -269,10 +269,7 @@ class LLM:
     def __init__(self, path: str | Path, **overrides: Any) -> None:
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
         with python_names():
-            self.config = _config(Path(path), overrides)
-            checkpoint = read_checkpoint(
-                self.config.model.path, self.config.model.trust_remote_code, task=self.config.model.task
-            )
+            self.config, checkpoint = _config(Path(path), overrides)
             ranks = Ranks(self.config, self._messages.put) if self.config.parallelism.tensor > 1 else None
             self._worker = build_worker(self.config, lambda phase, fraction: None, ranks=ranks)
         self.vocab = checkpoint.model.embed.vocab
@@ -554,14 +551,14 @@ def _params(given: Params | Sampling) -> Params:
     return Params(**{name: getattr(given, name) for name in Sampling.__struct_fields__})
 
 
-def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
-    """Build the configuration with defaults from the checkpoint and the machine. Raises ConfigError for an unknown
-    field."""
+def _config(path: Path, overrides: dict[str, Any]) -> tuple[EngineConfig, Checkpoint]:
+    """Build the configuration with defaults from the checkpoint and the machine, and return the checkpoint too. Raises
+    ConfigError for an unknown field."""
     unknown = overrides.keys() - ARGUMENTS.keys()
     if unknown:
         raise ConfigError(f"{', '.join(sorted(unknown))}: unknown argument; allowed are {', '.join(ARGUMENTS)}")
     task = overrides.get("task", TaskConfig())
-    checkpoint = read_checkpoint(path, overrides.get("trust_remote_code", False), task=task)
+    checkpoint = drafting = read_checkpoint(path, overrides.get("trust_remote_code", False), task=task)
     device = overrides.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = overrides.get("dtype") or ("float32" if device == "cpu" else checkpoint.dtype)
     kernels = overrides.get("kernels") or _kernels(device, dtype, checkpoint.model)
@@ -578,15 +575,15 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
     config = engine_config(**{**defaults, **overrides, "adapters": _adapters(overrides.get("adapters", {}))})
     defaulted = {"kv_dtype", "kv_bytes", "max_context"} - overrides.keys()
     if defaulted:
-        checkpoint = _with_draft(config, checkpoint)
+        drafting = _with_draft(config, checkpoint)
     if "kv_dtype" in defaulted:
-        pages = _kv_dtype(checkpoint, device, dtype, kernels, overrides.get("weights", "stored"))
+        pages = _kv_dtype(drafting, device, dtype, kernels, overrides.get("weights", "stored"))
         config = with_values(config, {"quantization.kv_cache": pages})
     if "kv_bytes" not in overrides:
-        config = with_values(config, {"memory.kv_cache": _cache_bytes(config, checkpoint)})
+        config = with_values(config, {"memory.kv_cache": _cache_bytes(config, drafting)})
     if "max_context" not in overrides:
-        config = with_values(config, {"model.max_context": _longest(config, checkpoint)})
-    return config
+        config = with_values(config, {"model.max_context": _longest(config, drafting)})
+    return config, checkpoint
 
 
 def _adapters(folders: Mapping[str, str | Path]) -> tuple[AdapterConfig, ...]:

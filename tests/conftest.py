@@ -3,11 +3,12 @@
 Without a GPU, kernels run in Triton's interpreter; its environment variable must be set before they are imported. Its
 matrix products add in a fixed order (tests/interpreter.py), so results do not depend on the machine's BLAS.
 
-Hypothesis generates the same examples in every run; `pytest --hypothesis-profile=default` looks for new ones. The
-slowest files start first, because worker processes that share the tests by file would wait for a slow file that
-starts last. Files that use the demo service come last, so that it does not run beside all other files.
+Hypothesis generates the same examples in every run (tests/same_examples.py); `pytest --hypothesis-profile=default`
+looks for new ones. The slowest files start first, because worker processes that share the tests by file would wait for
+a slow file that starts last. Files that use the demo service come last, so that it does not run beside all other files.
 """
 
+import atexit
 import faulthandler
 import gc
 import os
@@ -24,7 +25,6 @@ from typing import Any
 import pytest
 import torch
 from _pytest.faulthandler import fault_handler_stderr_fd_key
-from hypothesis import settings
 
 from tests import repeat, tiers
 from tests.cells import FormatRecorder, Recorder
@@ -33,14 +33,14 @@ from tests.cells import shows as shows  # a fixture
 from tests.emulation import use_emulated
 from tests.fast_interpreter import save_time
 from tests.interpreter import fix_dot_order
+from tests.same_examples import use_same_examples
 from tests.tiers import mark_tiers
 
 # Two worker processes with two OpenMP threads each compete for two cores. Threads spin while they wait for threads
 # without a core: a step of a tiny model took 10 times as much CPU time.
 torch.set_num_threads(1)
 
-settings.register_profile("same", derandomize=True)
-settings.load_profile("same")
+use_same_examples()
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -177,9 +177,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt modules and tests from garbage collection. Each full collection would take more than a second."""
+    """Exempt modules and tests from garbage collection. Each full collection would take more than a second, and pytest
+    makes several at the end. Without `unfreeze`, extension modules report their objects as leaks when the interpreter
+    exits."""
     gc.freeze()
     gc.enable()
+<<<<<<< HEAD
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -191,6 +194,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # else extension modules report their objects as leaks when the interpreter exits
+=======
+    atexit.register(gc.unfreeze)
+>>>>>>> suite-b
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

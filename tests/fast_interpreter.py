@@ -7,6 +7,7 @@ compute the result type once for each pair of operand types and let numpy expand
 every error, is left to the shipped operation. tests/kernels/test_interpreter.py compares both.
 """
 
+import linecache
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -46,14 +47,18 @@ def replace(thing: Any, name: str, value: Any) -> None:
 def save_time() -> None:
     """Make the interpreter of this process faster."""
     if not _REPLACED:
+        from tests.fast_programs import replace_programs
+
         _save_types()
-        _save_patches()
-        _save_operations()
+        operations = Operations()
+        _save_patches(replace_programs(operations))
+        _save_operations(operations)
         _parse_alone()
 
 
 def _parse_alone() -> None:
-    """CPython 3.11 counts the depth of `ast.parse` for all threads together and fails if two of them parse."""
+    """CPython 3.11 counts the depth of `ast.parse` for all threads together and fails if two of them parse. Find the
+    line of a function without making a JITFunction of it."""
     from triton.runtime import interpreter
 
     lock, shipped = threading.Lock(), interpreter.FunctionRewriter.rewrite_ast
@@ -62,11 +67,17 @@ def _parse_alone() -> None:
         with lock:
             return shipped(self)
 
+    def file_and_line(self: Any) -> tuple[str, int]:
+        file, line = self.fn.__code__.co_filename, self.fn.__code__.co_firstlineno
+        lines = enumerate(linecache.getlines(file)[line - 1 :], line)
+        return file, next((number for number, text in lines if text.lstrip().startswith("def ")), line)
+
     replace(interpreter.FunctionRewriter, "rewrite_ast", rewrite_ast)
+    replace(interpreter.FunctionRewriter, "_get_jit_fn_file_line", file_and_line)
 
 
 def _save_types() -> None:
-    """Validate each shape once, compare types by identity first, and convert numbers of 8 bits by a table."""
+    """Validate each shape once, compare types by identity first, and convert numbers of 8 and 16 bits by tables."""
     from triton.language import core
     from triton.runtime import interpreter
 
@@ -74,7 +85,7 @@ def _save_types() -> None:
     shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
     numpy_types: dict[str, np.dtype] = {}
     blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
-    tables: dict[tuple[str, ...], np.ndarray] = {}  # of all numbers of 8 bits
+    tables: dict[tuple[str, ...], np.ndarray] = {}  # of all numbers of 8 or 16 bits
     slow_np_dtype, slow_equal, slow_convert = interpreter._get_np_dtype, core.dtype.__eq__, interpreter._convert_float
 
     def init_tensor(tensor: Any, handle: Any, type_: Any) -> None:
@@ -109,12 +120,17 @@ def _save_types() -> None:
         return numpy_types[scalar.name]
 
     def convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
-        if source.primitive_bitwidth != 8:
-            return slow_convert(data, source, target, rounding)
+        if source.primitive_bitwidth > 16:
+            bits = data.view(np.uint32) if (source.name, target.name, rounding) == ("fp32", "bf16", None) else None
+            if bits is None or (((bits << 1) - np.uint32(1)) < np.uint32(0xFFFFFF)).any():  # some are subnormal
+                return slow_convert(data, source, target, rounding)
+            return (bits >> 16).astype(np.uint16)
         key = (source.name, target.name, str(rounding))
+        unsigned = np.dtype(f"uint{source.primitive_bitwidth}")
         if key not in tables:
-            tables[key] = slow_convert(np.arange(256, dtype=np.uint8), source, target, rounding)
-        return np.take(tables[key], data.view(np.uint8))
+            every = np.arange(1 << source.primitive_bitwidth, dtype=unsigned)
+            tables[key] = slow_convert(every, source, target, rounding)
+        return np.take(tables[key], data.view(unsigned))
 
     def equal(type_: Any, other: Any) -> bool:
         return type_ is other or slow_equal(type_, other)
@@ -127,23 +143,29 @@ def _save_types() -> None:
     replace(interpreter, "_convert_float", convert_float)
 
 
-def _save_patches() -> None:
-    """Replace the builtins of triton.language once instead of for every launch and every call between kernels."""
+def _save_patches(builtins: dict[Any, Any]) -> None:
+    """Replace the builtins of triton.language once instead of for every launch and every call between kernels.
+    builtins: faster ones for some of them."""
     from triton.language import core
     from triton.runtime import interpreter
 
     slow_patch, semantic = interpreter._patch_lang, interpreter.interpreter_semantic
     nothing = interpreter._LangPatchScope()
 
+    known: dict[Any, tuple[bool, bool]] = {}  # by function
+
     def patch(function: Any) -> Any:
-        values = function.__globals__.values()
-        modules = any(value is interpreter.tl for value in values), any(value is core for value in values)
+        if function not in known:
+            values = function.__globals__.values()
+            known[function] = any(value is interpreter.tl for value in values), any(value is core for value in values)
+        modules = known[function]
         if modules not in _PATCHED:
             _PATCHED[modules] = slow_patch(function)
         return nothing
 
     def patch_attribute(thing: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         function = getattr(member, "__wrapped__", member)  # without the check that `_semantic` is given
+        function = builtins.get(function, function)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = semantic
@@ -161,6 +183,8 @@ _ARITHMETIC = {
     "sub": (np.subtract, False, True),
     "mul": (np.multiply, False, True),
     "truediv": (np.divide, False, False),
+    "floordiv": (lambda x, y: (x - np.fmod(x, y)) // y, False, False),
+    "mod": (np.fmod, False, False),
     "and_": (np.bitwise_and, False, False),
     "or_": (np.bitwise_or, False, False),
     "less_than": (np.less, True, False),
@@ -175,6 +199,8 @@ _OPERATORS = {
     "__sub__": "sub",
     "__mul__": "mul",
     "__truediv__": "truediv",
+    "__floordiv__": "floordiv",
+    "__mod__": "mod",
     "__and__": "and_",
     "__or__": "or_",
     "__lt__": "less_than",
@@ -197,12 +223,12 @@ def _number_type(value: Any) -> str | None:
     return "bool" if value.__class__ is bool else None
 
 
-def _save_operations() -> None:
+def _save_operations(fast: "Operations") -> None:
     """Replace the operators of tensors, `where`, conversions and new axes."""
     from triton.language import core
     from triton.runtime import interpreter
 
-    fast, semantic = _Operations(), interpreter.interpreter_semantic
+    semantic = interpreter.interpreter_semantic
     calls = {name: fast.operation(name) for name in _ARITHMETIC}
     for name, call in calls.items():
         replace(semantic, name, call)
@@ -216,13 +242,15 @@ def _save_operations() -> None:
     for operator, name in _REFLECTED.items():
         more = (True,) if _ARITHMETIC[name][2] else ()
         replace(core.tensor, operator, lambda x, y, call=calls[name], more=more, **_: call(unwrap(y), x, *more))
+    for name in ("maximum", "minimum"):
+        replace(semantic, name, fast.extreme(name))
     replace(semantic, "where", fast.where)
     replace(semantic, "broadcast_impl_value", fast.broadcast)
     replace(semantic, "cast", fast.cast)
     replace(semantic, "expand_dims", fast.expand_dims)
 
 
-class _Operations:
+class Operations:
     """Operations on tensors of the usual types. They call the shipped operation for all others and for every error."""
 
     def __init__(self) -> None:
@@ -242,25 +270,30 @@ class _Operations:
             **{getattr(core, f"uint{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
         }
         self.numbers = {"i32": core.int32, "f32": core.float32, "bool": core.int1}
-        self.blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self.known: dict[tuple[str, tuple[int, ...]], Any] = {}  # type, shape and number of elements
+        self.arrays: dict[tuple[Any, str], np.ndarray] = {}  # of one number
+        self.no_nan = core.PropagateNan.NONE
         self.selected: dict[Any, Any] = {}  # plans of `where`
 
     def made(self, data: np.ndarray, scalar: Any, is_block: bool) -> Any:
         """Return a tensor as the interpreter makes it."""
-        handle = self.handle.__new__(self.handle)
+        handle, result = self.handle.__new__(self.handle), self.tensor.__new__(self.tensor)
         handle.data, handle.dtype, handle.attr = data, scalar, {}
-        if not is_block:
-            return self.tensor(handle, scalar)
-        key = (scalar.name, data.shape)
-        if key not in self.blocks:
-            self.blocks[key] = self.block_type(scalar, data.shape)
-        return self.tensor(handle, self.blocks[key])
+        key = (scalar.name, data.shape if is_block else ())
+        if key not in self.known:
+            type_ = self.block_type(scalar, data.shape) if is_block else scalar
+            model = self.tensor(handle, type_)
+            self.known[key] = type_, model.shape, model.numel
+        result.type, result.shape, result.numel = self.known[key]
+        result.handle, result.dtype = handle, scalar
+        return result
 
     def is_block(self, value: Any) -> bool:
         return value.__class__ is self.tensor and value.type.__class__ is self.block_type
 
     def types(self, left: Any, right: Any, division: bool) -> Any:
-        """Return the types of two operands and of the computation, or None if one of them is not usual."""
+        """Return the types of both operands, the type of the computation and its range, or None for a type that is not
+        usual."""
         if any(one is None or one.__class__ is self.pointer_type for one in (left, right)):
             return None
         numbers = [one.__class__ is str for one in (left, right)]
@@ -273,35 +306,57 @@ class _Operations:
             return None
         if common not in self.usual:
             return None
-        return self.usual[kinds[0]], self.usual[kinds[1]], self.usual[common], common
+        form = self.usual[common]
+        limits = np.iinfo(form) if form.kind in "iu" else None
+        most = (int(limits.min), int(limits.max)) if limits else (-math.inf, math.inf)
+        return self.usual[kinds[0]], self.usual[kinds[1]], form, common, *most
 
-    def elements(self, value: Any, expected: np.dtype, common: np.dtype) -> np.ndarray | None:
-        """Return an operand in the type of the computation, or None if the shipped operation must convert it."""
-        if value.__class__ is self.tensor:
-            data = value.handle.data
-            if data.dtype != expected:
-                return None
-            return data if expected == common else data.astype(common)
-        if common.kind in "iu" and not (limits := np.iinfo(common)).min <= value <= limits.max:
+    def number(self, value: Any, common: np.dtype, least: float, most: float) -> np.ndarray | None:
+        """Return a number in the type of the computation, or None if it is out of range."""
+        if not least <= value <= most:
             return None
-        return np.array([value], dtype=common)
+        if value == 0:  # it may be -0.0
+            return np.array([value], dtype=common)
+        key = value, common.char
+        if key not in self.arrays:
+            self.arrays[key] = np.array([value], dtype=common)
+        return self.arrays[key]
 
     def operands(self, left: Any, right: Any, plans: dict[Any, Any], division: bool) -> Any:
         """Return the elements of both operands in the type of the computation, that type, and whether it is a block;
         None if the shipped operation must compute."""
-        left_key = left.dtype if left.__class__ is self.tensor else _number_type(left)
-        right_key = right.dtype if right.__class__ is self.tensor else _number_type(right)
-        key = getattr(left_key, "name", left_key), getattr(right_key, "name", right_key)
+        left_is_tensor, right_is_tensor = left.__class__ is self.tensor, right.__class__ is self.tensor
+        key = (
+            left.dtype.name if left_is_tensor else _number_type(left),
+            right.dtype.name if right_is_tensor else _number_type(right),
+            left_is_tensor,
+        )
         if key not in plans:
+            left_key, right_key = (
+                one.dtype if one.__class__ is self.tensor else _number_type(one) for one in (left, right)
+            )
             plans[key] = self.types(left_key, right_key, division)
-        if plans[key] is None:
+        plan = plans[key]
+        if plan is None:
             return None
-        left_type, right_type, common_type, common = plans[key]
-        x = self.elements(left, left_type, common_type)
-        y = self.elements(right, right_type, common_type)
+        left_type, right_type, common_type, common, least, most = plan
+        left_block = right_block = False
+        if left_is_tensor:
+            x, left_block = left.handle.data, left.type.__class__ is self.block_type
+            if x.dtype is not left_type and x.dtype != left_type:
+                return None
+            x = x if left_type is common_type else x.astype(common_type)
+        else:
+            x = self.number(left, common_type, least, most)
+        if right_is_tensor:
+            y, right_block = right.handle.data, right.type.__class__ is self.block_type
+            if y.dtype is not right_type and y.dtype != right_type:
+                return None
+            y = y if right_type is common_type else y.astype(common_type)
+        else:
+            y = self.number(right, common_type, least, most)
         if x is None or y is None:
             return None
-        left_block, right_block = self.is_block(left), self.is_block(right)
         if left_block is not right_block:  # the order of the result's elements follows the expanded operand
             if left_block and not x.flags.c_contiguous:
                 y = np.full(x.shape, y)
@@ -313,18 +368,21 @@ class _Operations:
         """Return the fast form of an operation of _ARITHMETIC."""
         function, boolean, overflows = _ARITHMETIC[name]
         slow, plans = getattr(self.shipped, name), dict[Any, Any]()
+        divides = name in ("truediv", "floordiv", "mod")
         floats = {self.float16, self.float32}
         integers = self.usual.keys() - floats
-        allowed = {"truediv": floats, "and_": integers, "or_": integers}.get(name, self.usual)
+        kinds = {"truediv": floats, **dict.fromkeys(("and_", "or_", "floordiv", "mod"), integers)}.get(name, self.usual)
+        allowed = {one.name for one in kinds}
+        wraps = overflows or name in ("floordiv", "mod")  # a number of one bit has its own rules
 
         def computed(left: Any, right: Any) -> Any:
             if overflows and left.__class__ is self.tensor and left.dtype.__class__ is self.pointer_type:
                 return self.offset_pointer(left, right) if name == "add" else None
-            found = self.operands(left, right, plans, name == "truediv")
-            if found is None or found[2] not in allowed:
+            found = self.operands(left, right, plans, divides)
+            if found is None or found[2].name not in allowed:
                 return None
             x, y, common, is_block = found
-            if overflows and x.dtype.kind == "b":  # a number of one bit
+            if wraps and x.dtype.kind == "b":
                 return None
             return self.made(function(x, y), self.int1 if boolean else common, is_block)
 
@@ -337,6 +395,25 @@ class _Operations:
                 return result
             more = (sanitize_overflow,) if overflows else ()
             return slow(self.semantic, left, right, *more)
+
+        return call
+
+    def extreme(self, name: str) -> Callable[..., Any]:
+        """Return the fast form of maximum or minimum of tensors, which propagates no NaN."""
+        function, plans = {"maximum": np.fmax, "minimum": np.fmin}[name], dict[Any, Any]()
+        slow, none = getattr(self.shipped, name), self.no_nan
+
+        def call(left: Any, right: Any, propagate_nan: Any) -> Any:
+            try:
+                found = self.operands(left, right, plans, False) if propagate_nan == none else None
+            except ValueError:
+                found = None
+            if found is None or found[2] is self.int1:
+                return slow(self.semantic, left, right, propagate_nan)
+            try:
+                return self.made(function(found[0], found[1]), found[2], found[3])
+            except ValueError:  # shapes that do not match
+                return slow(self.semantic, left, right, propagate_nan)
 
         return call
 

@@ -19,11 +19,13 @@ def fixed_order_matmul(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
     a: [..., m, k], b: [..., k, n]; the result is [..., m, n]. Products and sums are separate elementwise operations,
     which IEEE 754 defines exactly, so the bits depend neither on the shape nor on the CPU.
     """
-    if not np.issubdtype(dtype, np.inexact):
+    dtype = np.dtype(dtype)
+    if dtype.kind not in "fc":
         return np.matmul(a, b, dtype=dtype)  # sums of integers are exact in any order
-    left = np.moveaxis(a, -1, 0).astype(dtype)[..., :, None]  # [k, ..., m, 1]
-    right = np.moveaxis(b, -2, 0).astype(dtype)[..., None, :]  # [k, ..., 1, n]
-    products = np.multiply(left, right, order="C")  # the axis of k outermost, which numpy adds row after row
+    left = a.transpose(a.ndim - 1, *range(a.ndim - 1))[..., :, None]  # [k, ..., m, 1]
+    right = b.transpose(b.ndim - 2, *range(b.ndim - 2), b.ndim - 1)[..., None, :]  # [k, ..., 1, n]
+    # the axis of k outermost, which numpy adds row after row
+    products = np.multiply(left.astype(dtype), right.astype(dtype), order="C")
     if products[0].size > 1:
         return np.add.reduce(products, axis=0)
     # numpy adds the elements of a single column pairwise; accumulate adds them one after another

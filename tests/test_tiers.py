@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
-from tests import tiers
+from tests import same_examples, tiers
 from tests.tiers import NIGHTLY, mark_tiers, paired, thinned
 
 TESTS = Path(__file__).parent
@@ -157,6 +159,17 @@ def test_of_models_with_the_portable_instruction_set_every_fifth_is_kept(monkeyp
     mark_tiers(items)
     nightly = [item.nodeid for item in items if item.added]
     assert nightly == [f"t.py::test_engine[{case}-base]" for case in range(1, 5)]
+
+
+def test_examples_contain_constants_of_modules_only_with_a_profile_that_searches(monkeypatch):
+    found = providers.Constants(integers={8_675_309})
+    monkeypatch.setattr(same_examples, "collected", lambda: found)
+    assert settings.get_current_profile_name() == "same" and not providers._get_local_constants()
+    settings.load_profile("default")
+    try:
+        assert providers._get_local_constants() is found
+    finally:
+        settings.load_profile("same")
 
 
 def units() -> list[str]:

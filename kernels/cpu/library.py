@@ -124,7 +124,12 @@ def tiling(name: str, *, bf16: bool = False) -> Tiling | None:
 
 def usable() -> tuple[str, ...]:
     """Return the names of the variants that are compiled and that this CPU can run, the fastest first."""
-    return _usable(FOLDER, _cpu_flags())
+    return _usable_on(FOLDER, CPU_FACTS)
+
+
+@cache  # packing asks for each weight; reading /proc/cpuinfo and the folder takes 2 ms
+def _usable_on(folder: Path, facts: Path) -> tuple[str, ...]:
+    return _usable(folder, _cpu_flags(facts))
 
 
 def best() -> str:
@@ -168,16 +173,16 @@ def _usable(folder: Path, flags: Collection[str]) -> tuple[str, ...]:
 
 def runs_here(variant: Variant) -> bool:
     """Return whether this CPU has the instructions of a variant, compiled or not."""
-    return variant.needs <= _cpu_flags()
+    return variant.needs <= _cpu_flags(CPU_FACTS)
 
 
 def _file(folder: Path, name: str) -> Path | None:
     return next(iter(sorted(folder.glob(f"_{name}.*so"))), None)
 
 
-def _cpu_flags() -> frozenset[str]:
+def _cpu_flags(facts: Path) -> frozenset[str]:
     try:
-        lines = CPU_FACTS.read_text().splitlines()
+        lines = facts.read_text().splitlines()
     except OSError:
         return frozenset()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")  # the name on ARM

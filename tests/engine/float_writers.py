@@ -48,9 +48,13 @@ class Made:
 
 def nearest(values: Tensor, table: Tensor) -> Tensor:
     """The codes of the nearest numbers, uint8."""
-    known = torch.where(table.isnan(), torch.inf, table)
-    parts = [(row[:, None] - known).abs().argmin(1) for row in values]
-    return torch.stack(parts).to(torch.uint8)
+    order = table.argsort(stable=True)
+    order = order[table[order].isfinite()]
+    order = order[table[order].diff(prepend=torch.tensor([-torch.inf])) != 0]  # the first of equal numbers
+    above = torch.searchsorted(table[order], values.contiguous()).clamp(max=len(order) - 1)
+    codes = torch.stack([order[(above - 1).clamp(min=0)], order[above]]).sort(0).values
+    far = (values - table[codes]).abs()
+    return torch.where(far[0] <= far[1], codes[0], codes[1]).to(torch.uint8)
 
 
 def halves(codes: Tensor) -> Tensor:
@@ -66,12 +70,8 @@ def spread(scales: Tensor, block: tuple[int, int], shape: tuple[int, ...]) -> Te
 def largest(weight: Tensor, block: tuple[int, int]) -> Tensor:
     """The largest |w| of each block."""
     rows, inputs = weight.shape
-    found = torch.zeros(-(-rows // block[0]), -(-inputs // block[1]))
-    for row in range(found.shape[0]):
-        for column in range(found.shape[1]):
-            own = weight[row * block[0] : (row + 1) * block[0], column * block[1] : (column + 1) * block[1]]
-            found[row, column] = own.abs().max()
-    return found
+    whole = torch.nn.functional.pad(weight.abs(), (0, -inputs % block[1], 0, -rows % block[0]))
+    return whole.unflatten(1, (-1, block[1])).unflatten(0, (-1, block[0])).amax((1, 3))
 
 
 def stored(codes: Tensor, number: str) -> Tensor:

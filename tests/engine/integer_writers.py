@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,13 +16,12 @@ from tests.engine.quantized_writers import Kind, Whole, whole
 
 def stream(values: Tensor, bits: int) -> Tensor:
     """[rows, numbers] → [rows, words] int32: one long number for each row, cut into words from its lowest bits."""
-    rows = []
-    for row in values.tolist():
-        whole_row = sum(int(number) << (bits * at) for at, number in enumerate(row))
-        count = -(-bits * len(row) // 32)
-        words = [(whole_row >> (32 * at)) & 0xFFFFFFFF for at in range(count)]
-        rows.append([word - (1 << 32) if word >= 1 << 31 else word for word in words])
-    return torch.tensor(rows, dtype=torch.int32)
+    values = values.long()
+    assert (values >= 0).all() and (values < 1 << bits).all()
+    of_each = (values[..., None] >> torch.arange(bits)) & 1  # lowest bit first
+    row = of_each.flatten(1).to(torch.uint8)
+    row = torch.nn.functional.pad(row, (0, -row.shape[1] % 32))
+    return torch.from_numpy(np.packbits(row.numpy(), axis=1, bitorder="little").view("<i4"))
 
 
 def gptq(one: Whole, less: int = 1) -> Made:

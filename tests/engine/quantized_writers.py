@@ -5,6 +5,7 @@ checkpoint that transformers runs. This file uses no engine code.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -300,7 +301,7 @@ def write(folder: Path, kind: Kind, architecture: str = "Llama", **more: Any) ->
                 own |= {f"{name}.{suffix}": tensor for suffix, tensor in kind.write(one).items()}
     made = Written(folder / "quantized", folder / "plain")
     model.save_pretrained(made.plain)
-    model.save_pretrained(made.path)
+    shutil.copytree(made.plain, made.path)
     covered = {f"{name}.weight" for name in projections(model) if name not in ignored}
     plain = load_file(made.plain / "model.safetensors")
     for name in [name for name in plain if ".experts." in name]:  # the model holds them in one tensor, the file apart

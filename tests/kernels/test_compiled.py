@@ -771,8 +771,9 @@ def test_compiled_kernels_are_installed():
 
 
 def cpu(tmp_path, monkeypatch, text):
-    (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr(library, "CPU_FACTS", tmp_path / "cpuinfo")
+    file = tmp_path / f"cpuinfo-{len(list(tmp_path.iterdir()))}"  # a new one, because each is read once
+    file.write_text(text)
+    monkeypatch.setattr(library, "CPU_FACTS", file)
 
 
 def test_only_variants_that_the_cpu_supports_are_usable(tmp_path, monkeypatch):

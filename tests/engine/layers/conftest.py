@@ -29,12 +29,12 @@ from engine.models.kv_scales import KVScales
 from engine.weights.packed import PackedFile
 from engine.worker.batch import build_batch
 from engine.worker.build import DTYPES
-from kernels.cpu.library import usable
+from kernels.cpu.library import best, usable
 from kernels.cpu.program import Team
 from kernels.cpu.shm_collective import CollectiveAborted, ShmCollective
 from kernels.fp8 import Fp8Products
 from kernels.step_inputs import STEP_INPUTS
-from tests.tiers import thinned
+from tests.tiers import NIGHTLY, thinned
 
 transformers_logging.disable_progress_bar()
 
@@ -529,11 +529,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     kernels    torch and each compiled variant
     compiled   each compiled variant
     """
-    if "case" in metafunc.fixturenames:
+    names = metafunc.fixturenames
+    if "case" in names and "kernels" in names and metafunc.definition.get_closest_marker("sampled") is None:
+        metafunc.parametrize(("case", "kernels"), cases_and_kernels(torch_first="chunk" not in names))
+        return
+    if "case" in names:
         metafunc.parametrize("case", list(CASES))
-    if "part_case" in metafunc.fixturenames:
+    if "part_case" in names:
         metafunc.parametrize("part_case", thinned(CASES, EACH_PART))
-    if "kernels" in metafunc.fixturenames:
+    if "kernels" in names:
         metafunc.parametrize("kernels", ["torch", *usable()])
-    if "compiled" in metafunc.fixturenames:
+    if "compiled" in names:
         metafunc.parametrize("compiled", usable())
+
+
+def cases_and_kernels(*, torch_first: bool) -> list[Any]:
+    """Return every case with torch and with each compiled variant. `make test` alternates between torch and the best
+    variant; a test of prompts in chunks begins with the other one than a test of whole prompts."""
+    pair = ["torch", best()] if torch_first else [best(), "torch"]
+    return [
+        pytest.param(case, kernels, marks=NIGHTLY if kernels in pair and kernels != pair[number % 2] else ())
+        for number, case in enumerate(CASES)
+        for kernels in ("torch", *usable())
+    ]

@@ -15,6 +15,7 @@ from engine.models.families import ARCHITECTURES
 from kernels.cpu.library import best
 from tests.engine.layers.families import CASES as FAMILIES
 from tests.engine.layers.families import saved_architecture
+from tests.engine.layers.test_families import REPEATED
 from tests.tiers import thinned
 
 # Names that first exporters gave to architectures which have a case under their present name.
@@ -33,7 +34,7 @@ def close(got, want):
 def test_every_served_architecture_has_a_case(case_names, checkpoint, tmp_path):
     """Those that pool have theirs in test_encoders.py, families of dense decoders in test_families.py"""
     found = {read_checkpoint(checkpoint(name).path).architecture for name in case_names}
-    for name in {name.removesuffix("-odd") for name in FAMILIES}:
+    for name in FAMILIES.keys() - set(REPEATED):
         found.add(saved_architecture(name, tmp_path / name))
     assert found | ALIASES == {name for name in ARCHITECTURES if name.endswith(("ForCausalLM", "LMHeadModel"))}
 
@@ -45,7 +46,6 @@ def test_a_prompt_in_one_step_equals_transformers(case, kernels, checkpoint, dri
 
 
 @pytest.mark.parametrize("chunk", thinned([1, 7, 13], kept=[7]))
-@pytest.mark.sampled(2)
 def test_a_prompt_in_chunks_equals_transformers(case, kernels, chunk, checkpoint, driver, ids):
     prompt = ids(PROMPT, 1)
     close(driver(checkpoint(case).path, kernels=kernels).run(prompt, chunk), checkpoint(case).logits(prompt))
