@@ -182,7 +182,7 @@ def pytest_collection_finish() -> None:
     exits."""
     gc.freeze()
     gc.enable()
-<<<<<<< HEAD
+    atexit.register(gc.unfreeze)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -190,13 +190,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         from tests.e2e.shared import leave_shared
 
         leave_shared(session.config)
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else extension modules report their objects as leaks when the interpreter exits
-=======
-    atexit.register(gc.unfreeze)
->>>>>>> suite-b
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

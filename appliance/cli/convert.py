@@ -10,6 +10,7 @@ from typing import Any
 
 from appliance.config import exits
 from appliance.config.environment import environment
+from appliance.runtime.processes import exit_with_parent
 
 
 def convert(options: argparse.Namespace) -> int:
@@ -88,7 +89,9 @@ def _run(module: str, job: dict[str, Any]) -> Any:
         file = Path(folder, "job.json")
         file.write_text(json.dumps(job))
         command = [sys.executable, "-P", "-m", module, str(file)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment(), check=False)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, env=environment(), check=False, preexec_fn=exit_with_parent
+        )
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
