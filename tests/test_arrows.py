@@ -237,6 +237,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
             "appliance.observability.alerts",
             "appliance.observability.rules",
             "appliance.migration",
+            "appliance.runtime.processes",
             "appliance.security",
             "appliance.tuning",
             "engine.api",

@@ -108,13 +108,13 @@ def prepare_rows(op: PrepareKV, run: Run) -> None:
 
 
 def add_norm(layer: NormLayer, added: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return norm(x + scale · added), and x + scale · added."""
+    """Return x + scale · added, and its norm."""
     match layer.norm:
         case RMSNorm(eps=eps):
             y, x = RMS_NORM(added, layer.weight, eps, x, scale)
         case LayerNorm(eps=eps):
             y, x = LAYER_NORM(added, layer.weight, layer.bias, eps, x, scale)
-    return y, x
+    return x, y
 
 
 def fused_norm(layer: NormLayer, x: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ class _Run:
 
 
 def _add_normalize(op: AddNormalize, run: _Run) -> None:
-    run[op.y], run[op.x] = add_norm(run.weights.norm(op.weight), run[op.added], run[op.x], op.scale)
+    run[op.x], run[op.y] = add_norm(run.weights.norm(op.weight), run[op.added], run[op.x], op.scale)
 
 
 def _linear(op: Linear, run: _Run) -> None:

@@ -53,9 +53,10 @@ def _add_normalize(op: AddNormalize, run: Run) -> None:
     layer, x, added = run.weights.norm(op.weight), run[op.x], run[op.added]
     if isinstance(added, Unreduced):
         assert run.model.fused_reduce is not None, "only fused sums are left to norms"
-        run[op.y], run[op.x] = run.model.fused_reduce.reduce_norm(added.y, layer.weight, layer.norm.eps, x, op.scale)
+        y, run[op.x] = run.model.fused_reduce.reduce_norm(added.y, layer.weight, layer.norm.eps, x, op.scale)
+        run[op.y] = y
         return
-    run[op.y], run[op.x] = add_norm(layer, added, x, op.scale)
+    run[op.x], run[op.y] = add_norm(layer, added, x, op.scale)  # y may be x: its norm remains
 
 
 def _quantized(op: Quantized, run: Run) -> None:

@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from appliance.cli.arguments import _bytes
 from appliance.cli.main import main
 from engine.models.checkpoint import read_checkpoint
-from tests.appliance.conftest import ROOT, until
+from tests.appliance.conftest import until
 from tests.engine.quantized_writers import random_model
 
 
@@ -95,7 +95,7 @@ def test_the_program_of_a_command_ends_with_it(tmp_path):
     """`sleeping` stands for a long conversion."""
     (tmp_path / "sleeping.py").write_text("import os, time\nos.write(2, b'%d\\n' % os.getpid())\ntime.sleep(100)\n")
     code = "from appliance.cli.convert import _run; _run('sleeping', {})"
-    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, env=environ) as command:
         assert command.stderr is not None
         program = int(command.stderr.readline())
