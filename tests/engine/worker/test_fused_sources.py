@@ -174,7 +174,7 @@ def test_a_reply_that_begins_in_chunks_is_the_same(config, model):
 def test_a_source_that_is_not_finite_fails_its_own_request(config):
     worker = started(config, invariant=True)
     with torch.inference_mode():
-        worker._runner._model.weights.by_name["encoder tables"].position_rows[7] = torch.inf
+        worker._runner._model.parts.weights.by_name["encoder tables"].position_rows[7] = torch.inf
     requests = replies(worker, [8, 9, 13], [7, 8, 10])
     result = requests.prefill().result()
     worker.close()
