@@ -42,7 +42,7 @@ from engine.models.ranks import shared_units
 
 @dataclass(frozen=True)
 class MixerInputs:
-    """What the lowering of a mixer reads."""
+    """Inputs of the lowering of a mixer."""
 
     x: Value  # input of the part
     layer: int  # number of the recurrent layer

@@ -701,7 +701,7 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
 
 
 def _recurrent_sources(part: Recurrent, path: str) -> Shapes:
-    """Return the tensors of a recurrent part besides those of its projections."""
+    """Return the tensors of a recurrent part, without those of its projections."""
     found = {join(path, name): shape for name, shape in part.block_matrices().items()}
     for norm in part.norms:
         found |= norm_sources(norm, path, (norm.size,))

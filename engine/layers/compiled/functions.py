@@ -1,4 +1,4 @@
-"""Which function makes the structures of which operation."""
+"""Functions that make the structures of each kind of operation."""
 
 from engine.layers.compiled import attention, embeddings, experts, latent, recurrent, rows, streams
 from engine.layers.compiled.build import CompiledOps, Functions, Structures

@@ -1,4 +1,4 @@
-"""What follows the last layer: the head, poolers, and attention that aligns words with audio."""
+"""Parts after the last layer: the head, poolers, and attention that aligns words with audio."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Projections and small tensors: which rows of which tensors of the checkpoint they have."""
+"""Projections and small tensors, with the rows that each takes from tensors of the checkpoint."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What every recurrent mixer declares: its tensors, how ranks divide it, and the state that it keeps of a sequence."""
+"""Interface of recurrent mixers: their tensors, their division among ranks, and the state of a sequence."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
