@@ -1,10 +1,10 @@
 """Executor of a program with Triton: one launch of a fused kernel per operation.
 
-The kernel boundaries differ from those of torch: the output of a residual block is added by the norm that follows, and
-one kernel moves queries, keys and values from the projection to where attention reads them (the pages, or, for
-bidirectional attention, the same buffer). Encoder inputs pass through the encoder first; then their keys and values for
-each decoder layer are written to the pages. Nothing waits for the device, and no shape depends on its data, so that a
-step can be captured as a CUDA graph.
+The kernels have other boundaries than the functions of torch. The norm after a residual block adds the output of the
+block. One kernel moves queries, keys and values from the projection to the pages; bidirectional attention reads them in
+the same buffer. The encoder computes encoder inputs first; then their keys and values for each decoder layer are
+written to the pages. Nothing waits for the device, and no shape depends on its data. Therefore a step can be captured
+as a CUDA graph.
 """
 
 import copy

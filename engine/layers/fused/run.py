@@ -30,8 +30,8 @@ class Unreduced:
 
 
 class ModelParts:
-    """What all steps of a model share. `reduced_by_norm` has the ids of projections whose sum over the ranks is left to
-    the norm that reads it."""
+    """Weights and settings that all steps of a model share. `reduced_by_norm` has the ids of projections that a norm
+    adds over the ranks."""
 
     def __init__(self, model: TextModel, scales: KVScales | None = None) -> None:
         self.vocabulary, self.weights, self.adapters = model.vocabulary, model.weights, model.adapters

@@ -48,7 +48,8 @@ def test_an_engine_reads_its_draft_model_before_it_chooses_pages(tmp_path: Path)
     (tmp_path / "mimo7b" / "config.json").write_text(json.dumps({**config, **settings}))
     given = {"device": "cpu", "kernels": "torch", "kv_bytes": 1 << 20, "max_context": 32}
     drafting = {"speculation": "draft", "draft_model": str(tmp_path / "deepseek-v3")}
-    chosen = [_config(tmp_path / "mimo7b", given | more).quantization.kv_cache for more in ({}, drafting)]
+    configs = (_config(tmp_path / "mimo7b", given | more)[0] for more in ({}, drafting))
+    chosen = [config.quantization.kv_cache for config in configs]
     assert chosen == ["int8", "float32"]
 
 
