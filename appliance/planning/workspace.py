@@ -12,7 +12,7 @@ from appliance.planning.derivation import Step, number, product
 from engine.api.config import MEDIA_CACHE, MEDIA_TOKENS, num_slots
 from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower, state_projection
-from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
+from engine.lowering.measures import WHOLE_BLOCK, attends, buffer_widths, largest_product, widest_input, widest_sum
 from engine.lowering.media_memory import embedding_copies, tower_sizes
 from engine.lowering.operations import (
     Attend,
@@ -62,8 +62,7 @@ GRAPH_BYTES = 8 * MIB  # per captured graph, independent of its batch size
 COPIES = {"torch": 5, "triton": 5}  # copies of the logits in sampling: probabilities, their sorted copy and indices
 COMPILED_COPIES = 2  # logits in place, and a copy for logprobs of logits that sampling changes
 BUFFER = "buffer"  # first word of the step buffers' names
-WHOLE_BLOCK = 16  # tokens per block of a bidirectional prompt (engine/layers/compiled.py)
-LEAST_TOKENS = 64  # minimum size of the buffers (engine/layers/compiled.py)
+LEAST_TOKENS = 64  # minimum size of the buffers (engine/layers/compiled/model.py)
 SPLIT = 512  # positions per split of the KV sequence (kernels/cpu/attention.h)
 VECTOR = 16  # floats of the widest vector register
 ALIGNED = 32  # alignment of device tables, in words (engine/worker/device_table.py)

@@ -226,7 +226,7 @@ class HeadWeights:
     """W_UK and W_UV of this rank's heads of a latent attention.
 
     whole: [heads, qk_nope_head_dim + v_head_dim, kv_lora_rank] of the activations' type, W_UK before W_UV. Compiled
-    kernels have instead a packed matrix of each head for each of the two products,"""
+    kernels have instead a packed matrix of each head for each of the two products."""
 
     whole: Tensor | None = None
     absorbing: tuple[Packed, ...] = ()  # W_UK transposed, [kv_lora_rank, qk_nope_head_dim]

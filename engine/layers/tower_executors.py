@@ -1,4 +1,5 @@
-"""Executors of the programs of a tower: torch, and the compiled kernels on a CPU."""
+"""Executors of the programs of a tower: torch, and the compiled kernels on a CPU. `executor` selects one of them, or
+Triton's (tower_triton.py)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

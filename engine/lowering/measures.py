@@ -29,6 +29,10 @@ from engine.lowering.operations import (
 )
 from engine.lowering.program import Op, Program, values_read, values_written, weights_of
 
+WHOLE_BLOCK = 16
+"""Rows of a block of keys and values of bidirectional attention: a multiple of the vector width of every variant of the
+compiled kernels. Rows that attend to one another begin in a new block."""
+
 
 def buffer_widths(ops: Sequence[Op]) -> dict[str, int]:
     """Return the elements per token of each buffer: the largest value of that name."""

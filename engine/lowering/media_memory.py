@@ -6,7 +6,7 @@ The tower of a step has the patches of up to `step_tokens` embeddings. A single 
 import math
 from dataclasses import dataclass, replace
 
-from engine.lowering.measures import attends, attention_operations, buffer_widths, multiplied
+from engine.lowering.measures import WHOLE_BLOCK, attends, attention_operations, buffer_widths, multiplied
 from engine.lowering.operations import AttendContext, AttendLocal
 from engine.lowering.program import Program
 from engine.lowering.querying import QueryProgram
@@ -76,7 +76,8 @@ def _sizes(media: Media) -> TowerSizes:
                 elements += max(1, rows) * _elements(stage)
             elif isinstance(stage, QueryProgram):
                 # Copied are the rows of squares, or keys and values next to the queries' own.
-                elements += before * (_elements(stage.context) + stage.context.out.width)
+                together = stage.part.rows if isinstance(stage.part, WindowMerge) else WHOLE_BLOCK
+                elements += before * (_elements(stage.context, together) + stage.context.out.width)
                 elements += max(1, rows) * (_elements(stage.program) + stage.part.hidden)
             else:
                 elements += before * projector.width
@@ -181,9 +182,12 @@ def media_bytes(media: Media, step_tokens: int, cache_bytes: int, element_bytes:
     return cache_bytes + (tokens * each + sizes.of_clips(tokens)) * element_bytes
 
 
-def _elements(program: Program) -> int:
-    """Return the elements for each row."""
+def _elements(program: Program, together: int = WHOLE_BLOCK) -> int:
+    """Return the elements for each row. together: rows that attend to one another, and fill blocks of keys and
+    values."""
+    blocks = math.ceil(together / WHOLE_BLOCK)
     keys = max((2 * op.kv_heads * op.key_dim for op in attends(program.ops)), default=0)
+    keys = math.ceil(keys * blocks * WHOLE_BLOCK / together)
     near = max((_local_elements(op.weight.part) for op in program.ops if isinstance(op, AttendLocal)), default=0)
     return sum(buffer_widths(program.ops).values()) + keys + near
 

@@ -42,7 +42,6 @@ from engine.models.sources import join
 @dataclass(frozen=True)
 class QueryProgram:
     part: Querying
-    table: str  # name of the tensor of the queries; "" for a merge of squares
     context: Program  # rows of frames in, keys and values out; of a merge: rows of squares in and out
     program: Program  # queries in, outputs out; of a merge: the rows of each square side by side in
 
@@ -78,7 +77,7 @@ def _attention_pool(part: AttentionPool, path: str, ranks: int) -> QueryProgram:
         *lowering.mlp(part.mlp, join(path, part.mlp.name), lowering.normed, lowering.out, "mlp"),
         Add(x=y, y=lowering.out),
     )
-    return QueryProgram(part, join(path, "probe"), context, Program(ops, y))
+    return QueryProgram(part, context, Program(ops, y))
 
 
 def _resampler(part: Resampler, path: str, ranks: int) -> QueryProgram:
@@ -107,7 +106,7 @@ def _resampler(part: Resampler, path: str, ranks: int) -> QueryProgram:
         lowering.linear(attended, lowering.out, inside, [("multihead_attn.out_proj", size, 0)], bias=True),
         lowering.linear(lowering.out, out, inside, [("linear", size, 0)], bias=True),
     )
-    return QueryProgram(part, join(path, "query"), Program(tuple(ops), kv), Program(program, out))
+    return QueryProgram(part, Program(tuple(ops), kv), Program(program, out))
 
 
 def _qformer(part: QFormer, path: str, ranks: int) -> QueryProgram:
@@ -153,7 +152,7 @@ def _qformer(part: QFormer, path: str, ranks: int) -> QueryProgram:
         ops += lowering.residual_block(
             ResidualBlock(body=feed, last=parts.named(norm, "output_query.LayerNorm")), layer
         )
-    return QueryProgram(part, join(path, "query_tokens"), context, Program(tuple(ops), lowering.x))
+    return QueryProgram(part, context, Program(tuple(ops), lowering.x))
 
 
 def _perceiver(part: Perceiver, path: str, ranks: int) -> QueryProgram:
@@ -185,7 +184,7 @@ def _perceiver(part: Perceiver, path: str, ranks: int) -> QueryProgram:
             block = ResidualBlock(before=parts.named(norm, name), body=body)
             ops += lowering.reading(lowering.residual_block(block, layer), firsts)
     ops.append(lowering.norm(parts.named(norm, "norm"), root, lowering.x, lowering.x))
-    return QueryProgram(part, join(root, "latents"), Program(tuple(context), every), Program(tuple(ops), lowering.x))
+    return QueryProgram(part, Program(tuple(context), every), Program(tuple(ops), lowering.x))
 
 
 def _window_merge(part: WindowMerge, path: str, ranks: int) -> QueryProgram:
@@ -222,7 +221,7 @@ def _window_merge(part: WindowMerge, path: str, ranks: int) -> QueryProgram:
         ),
         *lowering.mlp(feed, root, normed, lowering.out, "mlp"),
     )
-    return QueryProgram(part, "", context, Program(program, lowering.out))
+    return QueryProgram(part, context, Program(program, lowering.out))
 
 
 def _plain(size: int, heads: int) -> Attention:

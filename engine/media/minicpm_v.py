@@ -89,6 +89,11 @@ class MiniCPMV:
         wide, high = rounded_to(width, columns) / columns, rounded_to(height, rows) / rows
         return (rows, columns), whole, self._fitted(wide, high, enlarges=True)
 
+    def num_pixels(self, width: int, height: int) -> int:
+        """Return the number of pixels of an image's parts."""
+        (rows, columns), whole, each = self._sizes(width, height)
+        return whole[0] * whole[1] + rows * columns * each[0] * each[1]
+
     def _count(self, size: Size) -> int:
         return size[0] // self.patch_size * (size[1] // self.patch_size) // self.side**2
 

@@ -17,12 +17,14 @@ from engine.media.frames import resized_frame
 from engine.media.minicpm_v import DEFAULTS as IMAGES
 from engine.media.minicpm_v import MiniCPMV, read_slices
 from engine.media.pixels import Size
-from engine.media.processed import Tokens
-from engine.media.processor import Layout, VideoProcessor
+from engine.media.processed import MediaError, Tokens
+from engine.media.processor import MAX_PIXELS, Layout, VideoProcessor
 from engine.media.settings import MAX_FRAMES, Files
 
 DEFAULTS = {**IMAGES, "do_sample_frames": True, "max_num_frames": 128, "stack_frames": 1}
 SHORTEST = 0.1  # seconds between frames of a long video
+MOST_PIXELS = 10 * MAX_PIXELS
+"""Pixels of all frames with their slices: 4 GB of float32. By default, 128 frames have up to 86% of it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class MiniCPMVVideo:
         return Layout(each.text * len(chosen), each.runs * len(chosen))
 
     def tensors(self, frames: Iterable[Array], chosen: Sequence[int], clip: Clip) -> dict[str, Array]:
+        if len(chosen) * self.frame.num_pixels(clip.width, clip.height) > MOST_PIXELS:
+            raise MediaError(
+                f"the video has {len(chosen)} frames of {clip.width} x {clip.height} pixels, which is too many; use "
+                "fewer frames, or a smaller max_slice_nums"
+            )
         strips, sizes = list[Array](), list[tuple[int, int]]()
         for frame in frames:
             made, own = self.frame.parts(clip.width, clip.height, partial(self._resized, frame))

@@ -110,11 +110,12 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def _experts(c: Config) -> Experts:
+    num_experts, top_k = c.experts()
     return Experts(
         hidden=c.hidden,
         intermediate_size=c.intermediate_size,
-        num_experts=c.whole("num_experts"),
-        top_k=c.whole("moe_top_k"),
+        num_experts=num_experts,
+        top_k=top_k,
         scores="softmax",
         act=c.activation(),
         router="router.layer",

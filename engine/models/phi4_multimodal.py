@@ -18,6 +18,8 @@ from engine.models.towers import patches_per_side, siglip_tower, vision_config
 ARCHITECTURES = ("Phi4MultimodalForCausalLM",)
 MAX_MELS, MAX_KERNEL, MAX_REDUCTION, MAX_MULTIPLIER, MAX_DISTANCE = 1024, 1 << 10, 1 << 6, 1 << 6, 1 << 16
 WINDOW = 500  # positions of a clip that attend to one another
+_INTO, _INNER, _OUT = "glu.ext_pw_conv_1d", "dw_sep_conv_1d.pw_conv", "ext_pw_conv_1d"
+"""Projections that are stored as convolutions."""
 
 _VISION: dict[str, Any] = {
     **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
@@ -173,9 +175,6 @@ def _block(c: Config) -> Block:
         ResidualBlock(before=named(norm, "conv.layer_norm"), body=convolution),
         replace(last, last=named(norm, "layer_norm")),
     )
-
-
-_INTO, _INNER, _OUT = "glu.ext_pw_conv_1d", "dw_sep_conv_1d.pw_conv", "ext_pw_conv_1d"
 
 
 def _renamed(c: Config) -> tuple[tuple[str, StoredTensor], ...]:

@@ -5,7 +5,7 @@ A package registers an entry point of the group `slipway.models` for each archit
     [project.entry-points."slipway.models"]
     ToyForCausalLM = "toy_model:declare"
 
-`declare(config)` returns a `Model` of the parts in engine/models/parts.py. Its module is imported only for a checkpoint
+`declare(config)` returns a `Model` of the parts in engine/models/parts. Its module is imported only for a checkpoint
 that names this architecture. A built-in architecture has precedence.
 """
 

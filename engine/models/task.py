@@ -28,8 +28,7 @@ POOLS: dict[str, Pool] = {"cls": "first", "last": "last", "mean": "mean", "max":
 
 def fitted(model: Model, config: Mapping[str, Any], wanted: TaskConfig, modules: Modules | None, folder: Path) -> Model:
     """Return the model with the head or the pooler of its task. Raises TaskError, naming the key, if the checkpoint
-    does
-    not support the task."""
+    does not support the task."""
     task = _task(model, wanted, modules)
     if task == "generate":
         _check_sole(wanted, task)

@@ -88,8 +88,7 @@ def config_for(
 
 def serving_launches(target: Target, *, config: EngineConfig) -> list[OpLaunch]:
     """Return the launches of a worker's first steps and of captured decode steps of every size. Empty if the target
-    does
-    not support the type of the pages."""
+    does not support the type of the pages."""
     if config.quantization.kv_cache == "fp8" and not target.fp8:
         return []
     device = torch.device("meta")

@@ -1,6 +1,6 @@
 """Compiled bodies of the operations in the parent folder: a team of threads runs one operation on float32 of a CPU.
 
-A model does not call them one by one; it writes all its operations into one program (engine/layers/compiled.py). These
+A model does not call them one by one; it writes all its operations into one program (engine/layers/compiled). These
 functions call the same library with the signature of an `Op`, with a Team as an additional first argument, so that they
 share the cases, the tolerance and the benchmark of the Triton bodies.
 """

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from engine.kv.layout import whole_blocks
+from engine.lowering.measures import WHOLE_BLOCK
 from engine.lowering.operations import Attend
 from engine.lowering.program import Op
-
-WHOLE_BLOCK = 16  # tokens per block: a multiple of the vector width of every variant
 
 
 class BidirectionalKV:

@@ -38,7 +38,6 @@ from engine.lowering.operations.latent import (
     PrepareLatent,
     SelectKeys,
 )
-from engine.lowering.operations.operation import Operation
 from engine.lowering.operations.recurrent import (
     CausalConv,
     DeltaRule,
@@ -149,7 +148,6 @@ __all__ = [
     "Normalize",
     "NormalizeGroups",
     "NormalizeParts",
-    "Operation",
     "PadValues",
     "Part",
     "Predict",

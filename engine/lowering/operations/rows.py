@@ -36,7 +36,7 @@ class NormalizeGroups(Operation):
     written: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[tuple[str, ...]] = ("x",)
 
-    x: "Columns"
+    x: Columns
     weight: NormVector
 
 
@@ -47,7 +47,7 @@ class Linear(Operation):
     reduce: the products of the ranks are added. partial: this rank's share of a sum that a later operation completes;
     rank 0 adds the bias. fp32: y is float32 in any case."""
 
-    x: "Value | Columns"
+    x: Value | Columns
     y: Value
     weight: Matrix
     reduce: bool = False
@@ -77,7 +77,7 @@ class Add(Operation):
     written: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[tuple[str, ...]] = ("x",)
 
-    x: "Value | Columns"
+    x: Value | Columns
     y: Value
     scale: float = 1.0
 
@@ -113,7 +113,7 @@ class BlockLinear(Operation):
 
 @declared(frozen=True, kw_only=True)
 class Keep(Operation):
-    """y = x: a feature of a tower, which later operations on x do not change."""
+    """y = x: a copy in some columns of a buffer, which later operations on x do not change."""
 
     written: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[tuple[str, ...]] = ("y",)

@@ -17,7 +17,6 @@ from engine.models.parts.blocks import (
     bodies,
     body_norms,
     body_scales,
-    is_self_attention,
     output_norms,
     summed_bodies,
 )
@@ -199,7 +198,6 @@ __all__ = [
     "encoder_bodies",
     "has_experts",
     "is_bidirectional",
-    "is_self_attention",
     "named",
     "output_norms",
     "page_writers",

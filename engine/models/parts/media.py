@@ -147,7 +147,7 @@ class AttentionPool:
     hidden: int
     heads: int
     norm: LayerNorm
-    mlp: "MLP"
+    mlp: MLP
     rows: int  # rows of an image of the usual size
     name: str = "head"
 

@@ -13,7 +13,6 @@ from appliance.config.settings import Given, Option
 from appliance.hardware.described import hardware
 from appliance.planning.plan import Plan
 from appliance.planning.validate import validate
-from engine.layers.compiled.bidirectional import WHOLE_BLOCK
 from engine.lowering.footprint import PARTS
 from engine.lowering.lower import lower
 from engine.lowering.measures import buffer_widths
@@ -82,7 +81,6 @@ def test_buffers_of_a_step_are_as_wide_as_planned(folder: Callable, name: str) -
     model = loaded(checkpoint, "base")
     assert model.compiled is not None
     assert model.compiled.buffers.widths == buffer_widths(compiled_ops(lower(checkpoint.model)))
-    assert WHOLE_BLOCK == 16
 
 
 def test_a_long_prompt_of_an_encoder_makes_a_long_step(tmp_path: Path, folder: Callable) -> None:

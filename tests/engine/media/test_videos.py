@@ -147,6 +147,24 @@ def test_videos_of_minicpm_v_equal_transformers(frames: int, fps: float, size: t
     assert text == writer.replace_video_token(tables, 0, video_token_divisor=16)
 
 
+def test_a_video_of_minicpm_v_with_too_many_slices_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    """By default, the longest video with frames of any size is read. More slices are an option of a request."""
+    usual = {"max_slice_nums": 9, "scale_resolution": 448, "patch_size": 14, "max_num_frames": 128}
+
+    def decoded(chosen: Sequence[int]) -> Iterator[Array]:
+        yield from ()
+        raise MediaError("decoded")
+
+    for more, message in (
+        ({}, "decoded"),
+        ({"max_slice_nums": 1024}, "128 frames of 3840 x 2160 pixels, which is too"),
+    ):
+        processor = processor_of({"type": "minicpmv4_6", "settings": usual | more}, tmp_path)
+        clip = Clip(4000, 25.0, 3840, 2160, decoded)
+        with pytest.raises(MediaError, match=message):
+            process_video(processor, clip, 128)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({"stack_frames": 3}, "stack_frames is 3"), ({"max_num_frames": 0}, "max_num_frames is 0")],

@@ -104,6 +104,20 @@ def test_the_message_names_the_largest_number(config: dict[str, Any], words: str
         read_checkpoint(tmp_path, weights=False)
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_local_experts": 10**9}, "num_local_experts is 1000000000; it must be at most 65,536"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5, but num_local_experts is 4"),
+    ],
+)
+def test_numbers_of_experts_of_an_encoder_are_limited(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    own = {"architectures": ["NomicBertModel"], "moe_every_n_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **own, **config}))
+    with pytest.raises(CheckpointError, match=words):
+        read_checkpoint(tmp_path, weights=False)
+
+
 def test_infinity_and_nan_that_no_model_reads_are_accepted(tmp_path: Path) -> None:
     config = {**SMALL, "architectures": ["LlamaForCausalLM"], "time_step_limit": [0.0, math.inf], "note": math.nan}
     (tmp_path / "config.json").write_text(json.dumps(config))
