@@ -177,6 +177,24 @@ def test_projections_after_the_pooling_are_in_the_file(types: dict[str, Type], t
 
 
 @pytest.mark.parametrize(
+    ("shapes", "what"),
+    [
+        ({"dense_2.weight": (64, 40)}, r"dense_2\.weight has shape \[64, 40\]; it must be \[outputs, 48\]"),
+        ({"dense_2.weight": (64, 48), "dense_3.weight": (40, 60)}, r"dense_3\.weight .*; it must be \[outputs, 64\]"),
+        ({"dense_2.weight": (64, 48), "dense_2.bias": (63,)}, r"dense_2\.bias has shape \[63\]; it must be \[64\]"),
+        ({"dense_2.weight": (2, 32, 48)}, r"dense_2\.weight has shape \[2, 32, 48\]"),
+        ({"dense_2.bias": (64,)}, r"has the tensor dense_2\.bias, which the declared model does not use"),
+    ],
+)
+def test_projections_of_wrong_shapes_are_refused(shapes: dict[str, tuple[int, ...]], what: str, tmp_path: Path) -> None:
+    model, _ = written("gemma-embedding", tmp_path)
+    source = load_file(model.path / "model.safetensors") | {name: torch.ones(shape) for name, shape in shapes.items()}
+    path = write_gguf(tmp_path / "d.gguf", model.model(), Kind(*CASES["gemma-embedding"]), source=source)
+    with pytest.raises(CheckpointError, match=rf"d\.gguf: {what}"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
     ("name", "more", "what"),
     [
         ("eurobert-mean", {"classifier_pooling": "late"}, "classifier_pooling is 'late'; supported are bos and mean"),
