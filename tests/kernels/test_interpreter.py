@@ -179,7 +179,7 @@ def special(kind, count, shift):
 
 
 def bits(tensor):
-    """Return the bits of numbers. All NaNs are alike: it is not defined which of two a sum has."""
+    """Return the bits of numbers. All NaNs are equal, because it is not defined which of two a sum has."""
     if tensor.is_floating_point():
         tensor = tensor.where(~tensor.isnan(), 12345)
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
