@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.api.errors import CheckpointError
-from engine.models.config import MAX_EXPERTS, Config
+from engine.models.config import Config
 from engine.models.labels import classifier, dense
 from engine.models.parts import (
     MLP,
@@ -110,12 +110,12 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def _experts(c: Config) -> Experts:
-    count = c.whole("num_experts", most=MAX_EXPERTS // c.layers)
+    num_experts, top_k = c.experts()
     return Experts(
         hidden=c.hidden,
         intermediate_size=c.intermediate_size,
-        num_experts=count,
-        top_k=c.whole("moe_top_k", most=count),
+        num_experts=num_experts,
+        top_k=top_k,
         scores="softmax",
         act=c.activation(),
         router="router.layer",

@@ -66,7 +66,7 @@ def _nomic_moe(keys: Keys) -> Settings:
         "hidden_act": "gelu",
         "moe_every_n_layers": keys.positive("moe_every_n_layers"),
         "num_experts": keys.positive("expert_count"),
-        "moe_top_k": keys.positive("expert_used_count"),
+        "num_experts_per_tok": keys.positive("expert_used_count"),
     }
 
 

@@ -142,7 +142,7 @@ def test_experts_of_nomic_embed_are_routed_in_every_second_layer(by: str, tmp_pa
     ("key", "value", "what"),
     [
         ("expert_count", 2**31 - 1, "num_experts is 2147483647; it must be at most 87,381"),
-        ("expert_used_count", 6, "moe_top_k is 6; it must be at most 5"),
+        ("expert_used_count", 6, "num_experts_per_tok is 6, but num_experts is 5"),
         ("expert_count", 6, r"blk\.1\.ffn_up_exps\.weight has shape \[5, 66, 48\], without expert 5"),
         ("attention.layer_norm_epsilon", float("nan"), r"nomic-bert-moe\.attention\.layer_norm_epsilon is nan"),
         ("rope.freq_base", float("inf"), r"nomic-bert-moe\.rope\.freq_base is inf; it must be a number above 0"),
