@@ -285,15 +285,23 @@ def _put(file: BinaryIO, digest: Any, data: bytes) -> None:
 
 
 def _shards(outs: list[_Out], most: int) -> list[list[_Out]]:
-    """Divide the tensors into files of at most `most` bytes. The parts of a matrix are in one file."""
+    """Divide the tensors into files with at most `most` bytes of tensors, or one matrix that is larger. The parts of a
+    matrix are in one file."""
+    wholes: list[list[_Out]] = []
+    for one in outs:
+        if one.follows:
+            wholes[-1].append(one)
+        else:
+            wholes.append([one])
     found: list[list[_Out]] = [[]]
     size = 0
-    for one in outs:
-        if not one.follows and found[-1] and size + one.bytes > most:
+    for whole in wholes:
+        added = sum(one.bytes for one in whole)
+        if found[-1] and size + added > most:
             found.append([])
             size = 0
-        found[-1].append(one)
-        size += one.bytes
+        found[-1] += whole
+        size += added
     return found
 
 

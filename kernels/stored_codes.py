@@ -85,7 +85,7 @@ class StoredCodes:
 
 def _octets(words: Tensor, bits: int) -> Tensor:
     """Unpack [rows, words] int32 to [rows, numbers] uint8."""
-    octets = words.reshape(-1).view(torch.uint8).view(len(words), -1)  # a single column may have any stride
+    octets = words.reshape(-1).contiguous().view(torch.uint8).view(len(words), -1)  # one row or column: any stride
     return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), 2).flatten(1)
 
 

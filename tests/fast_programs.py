@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.fast_interpreter import Operations, replace
+from tests.fast_interpreter import replace
+from tests.fast_operations import Operations
 
 NOTHING = slice(None)
 

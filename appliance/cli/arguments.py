@@ -367,7 +367,7 @@ def convert(command: argparse.ArgumentParser) -> None:
     command.add_argument("--group-size", type=int, choices=(32, 64, 128), default=0, help=text)
     text = "file of `slipway quantize --mix` with a format for each layer"
     command.add_argument("--mix", metavar="FILE", type=Path, default=None, help=text)
-    text = "most bytes of a weight file, such as 4GiB or 600MB; default 4GiB"
+    text = "most bytes of the tensors in a weight file, such as 4GiB or 600MB; default 4GiB"
     command.add_argument("--shard-size", metavar="BYTES", type=_bytes, default=4 << 30, help=text)
     _trusted(command)
 

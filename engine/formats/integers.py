@@ -122,7 +122,7 @@ def unpacked(words: "Tensor", bits: int) -> "Tensor":
     """Unpack [rows, words] int32 to [rows, numbers] uint8: a stream of bits, the lowest bits of a word first."""
     import torch
 
-    octets = words.reshape(-1).view(torch.uint8).view(len(words), -1)  # a single column may have any stride
+    octets = words.reshape(-1).contiguous().view(torch.uint8).view(len(words), -1)  # one row or column: any stride
     if bits == MANY:
         return octets
     if bits in (2, FEW):

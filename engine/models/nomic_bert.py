@@ -127,7 +127,8 @@ def _respelled(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with the keys of transformers. Raises CheckpointError for unsupported options."""
     for key, served in _REFUSED.items():
         if config.get(key, served) != served:
-            more = ", and mixtures of experts from a GGUF file" if key == "moe_every_n_layers" else ""
+            is_sparse = key == "moe_every_n_layers"
+            more = ", and mixtures of experts from a GGUF file without config.json" if is_sparse else ""
             raise CheckpointError(f"config.json: {key} is {config[key]!r}; supported is {served!r}{more}")
     named = {_OLD_KEYS.get(key, key): value for key, value in config.items()}
     act = config.get("activation_function", "swiglu")

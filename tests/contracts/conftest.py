@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from appliance.runtime.processes import exit_with_parent
 from tests.e2e.conftest import PATIENCE_S, ROOT, free_port, until
 from tests.e2e.shared import use_shared
 
@@ -49,8 +50,9 @@ def started(log: Path) -> Iterator[dict[str, Any]]:
     environ["SLIPWAY__ENDPOINTS__GRPC_PORT"] = str(grpc_port)
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "appliance", "serve"], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=environ
-        )
+            [sys.executable, "-m", "appliance", "serve"], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=environ,
+            preexec_fn=exit_with_parent,
+        )  # fmt: skip
     try:
         address = f"http://127.0.0.1:{port}"
 

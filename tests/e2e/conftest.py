@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from appliance.cli.main import main
+from appliance.runtime.processes import exit_with_parent
 from appliance.supervisor.programs import programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,9 +109,10 @@ class Appliance:
         return self.process.wait(timeout=PATIENCE_S)
 
 
-def _listen_to_hangups() -> None:
-    """Where the tests run under nohup, an appliance would inherit that SIGHUP says nothing."""
+def _prepare() -> None:
+    """Under nohup, an appliance would inherit that SIGHUP is ignored. It ends with a test process that crashes."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    exit_with_parent()
 
 
 NUMBERS = itertools.count()
@@ -138,7 +140,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
         with log.open("w") as out:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
-                env={**os.environ, "LC_TEST_MARKER": marker, **environment}, preexec_fn=_listen_to_hangups,
+                env={**os.environ, "LC_TEST_MARKER": marker, **environment}, preexec_fn=_prepare,
             )  # fmt: skip
         started.append(Appliance(process, f"{scheme}://127.0.0.1:{port}", log, marker))
         return started[-1]

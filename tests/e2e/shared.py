@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -43,22 +43,34 @@ def shared(
     name: str, start: Callable[[], AbstractContextManager[Description]], folders: pytest.TempPathFactory
 ) -> Iterator[Description]:
     """Yield the description of a service that is ready. The worker that needs it first starts it, and stops it once no
-    other worker uses it. The kernel releases the locks of a worker that crashes."""
+    other worker uses it. The kernel releases the locks of a worker that crashes, and its service ends with it
+    (`launcher`), so the next worker starts another one."""
     folder = folders.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of all workers
     described = folder / f"{name}.json"
-    with (folder / f"{name}.used").open("a") as used, ExitStack() as stack:
+    with (
+        (folder / f"{name}.used").open("a") as used,
+        (folder / f"{name}.owned").open("a") as owner,
+        ExitStack() as stack,
+    ):
         with (folder / f"{name}.starting").open("a") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)
             fcntl.flock(used, fcntl.LOCK_SH)
-            if owned := not described.exists():
+            if owned := _is_free(owner):
                 described.write_text(json.dumps(stack.enter_context(start())))
         yield json.loads(described.read_text())
         if owned:
             fcntl.flock(used, fcntl.LOCK_EX)  # waits for the others; a later worker starts another service
-            described.unlink()
-            stack.close()
+
+
+def _is_free(lock: IO[str]) -> bool:
+    """Take a lock until the file is closed, unless it is taken."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,11 @@ class OtherProcess:
 
     def poll(self) -> int | None:
         """Return None while it runs, else -1: only its parent can read its exit code."""
-        return None if os.path.exists(f"/proc/{self.pid}") else -1
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return -1
+        return -1 if state == "Z" else None  # a worker in a test has not read the exit code yet
 
 
 def describe(appliance: Appliance) -> Description:

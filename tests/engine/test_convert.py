@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+from itertools import pairwise
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError
-from engine.convert import Job, convert
+from engine.convert import Job, _Out, _shards, convert
 from engine.models.checkpoint import check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
 from kernels.cpu.library import best
@@ -75,6 +76,25 @@ def test_layers_of_another_format_and_files_in_parts(tmp_path):
     found = read_checkpoint(tmp_path / "made").tensors["model.layers.1.self_attn.q_proj.weight"]
     assert torch.equal(load_file(found.file)["model.layers.1.self_attn.q_proj.weight"], stored)
     Driver(tmp_path / "made", kernels=best()).run(PROMPT, 4)
+
+
+@pytest.mark.parametrize("most", [1, 800, 911, 1_711, 1_712, 2_700, 1 << 40])
+def test_no_file_has_more_bytes_than_allowed_unless_one_matrix_has_more(most):
+    parts = {"weight_packed": 100, "weight_scale": 13, "weight_shape": 1}
+    outs = [_Out("norm", "I64", (100,), "norm")]
+    outs += [
+        _Out(f"{n}.{part}", "I64", (size,), f"{n}", part, part != "weight_packed")
+        for n in range(7)
+        for part, size in parts.items()
+    ]
+    shards = _shards(outs, most)
+    assert [one for shard in shards for one in shard] == outs
+    for shard in shards:
+        assert sum(one.bytes for one in shard) <= most or len({one.source for one in shard}) == 1
+        assert not shard[0].follows
+    for one, other in pairwise(shards):
+        first = other[0].source
+        assert sum(out.bytes for out in one) + sum(out.bytes for out in other if out.source == first) > most
 
 
 def test_checksums_and_other_files(tmp_path):

@@ -135,3 +135,68 @@ def test_integers_wrap_around_and_shapes_that_do_not_match_are_refused(shipped):
             launch(_sum, (1,), one, one, out, left=4, right=2)
         launch(_sum, (1,), most, one, out, left=4, right=4)
     assert out.tolist() == [-(2**31)] * 4
+
+
+@jit
+def _operations(a, b, keep, out, size: tl.constexpr, whole: tl.constexpr):
+    at = tl.arange(0, size)
+    mask = tl.load(keep + at) > 0
+    x, y = tl.load(a + at), tl.load(b + at, mask, -1)
+    tl.store(out + at, x + y)
+    tl.store(out + size + at, x - y, mask)
+    tl.store(out + 2 * size + at, (x * y)[:, None].reshape(size), mask)
+    tl.store(out + 3 * size + at, tl.where(mask, x, y))
+    tl.store(out + 4 * size + at, tl.maximum(x, y))
+    tl.store(out + 5 * size + at, tl.minimum(x, 2))
+    tl.store(out + 6 * size + at, tl.where((x < y) & (y != 1) | mask, 1.0, 0.0))
+    tl.store(out + 7 * size + at, x.to(tl.float32) - 0.5)
+    tl.store(out + 8 * size, tl.sum(x, 0))
+    tl.store(out + 8 * size + 1, tl.max(tl.where(mask, x, y), 0))
+    tl.store(out + 8 * size + 2, tl.min(y, 0))
+    if whole:
+        tl.store(out + 9 * size + at, x // 3, mask)
+        tl.store(out + 10 * size + at, (x % 3) & y)
+    else:
+        tl.store(out + 9 * size + at, x / 3, mask)
+        tl.store(out + 10 * size + at, 1.0 / y)
+
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TYPES = (*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def special(kind, count, shift):
+    """Return numbers of a type, with its limits and all kinds of unusual ones."""
+    draw = np.random.default_rng(shift)
+    if kind in FLOATS:
+        values = draw.standard_normal(count) * 10.0 ** draw.integers(-6, 5, count)
+        values[:8] = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 65504.0, 1 + 2**-8)
+    else:
+        limits = torch.iinfo(kind)
+        values = draw.integers(max(limits.min, -(2**40)), min(limits.max, 2**40), count, endpoint=True)
+        values[:4] = limits.min, limits.max, 0, 1
+    return torch.from_numpy(np.roll(values, shift)).to(kind)
+
+
+def bits(tensor):
+    """Return the bits of numbers. All NaNs are equal, because it is not defined which of two a sum has."""
+    if tensor.is_floating_point():
+        tensor = tensor.where(~tensor.isnan(), 12345)
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, for unusual numbers
+@pytest.mark.parametrize("out", [*FLOATS, torch.int32])
+@pytest.mark.parametrize("left", TYPES)
+@pytest.mark.parametrize("right", TYPES)
+@pytest.mark.sampled(3)
+def test_operations_on_all_types_have_the_same_bits(left, right, out):
+    size, whole = 16, left not in FLOATS and right not in FLOATS
+    a, b, keep = special(left, size, 1), special(right, size, 4), special(torch.int8, size, 7)
+    found = []
+    for shipped in (False, True):
+        result = torch.full((11 * size,), 7, dtype=out)
+        with without_saving_time() if shipped else nullcontext():
+            launch(_operations, (1,), a, b, keep, result, size=size, whole=whole)
+        found.append(bits(result).tolist())
+    assert found[0] == found[1]

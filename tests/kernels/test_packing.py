@@ -1,5 +1,8 @@
 """Order of packed weights, compared with a loop over every element, and search of scales, compared with torch."""
 
+import ctypes
+import dataclasses
+import mmap
 import os
 import signal
 import threading
@@ -197,8 +200,39 @@ def test_shares_of_stored_codes_are_shares_of_the_integers(layout, bits):
     assert torch.equal(made.columns(96, 32).unpacked(), values[:, 96:])
     assert torch.equal(unpacked(made.rows(slice(8, 24))), values[8:24])
     assert torch.equal(unpacked(made.rows(slice(3, 40, 2))), values[3:40:2])
+    assert torch.equal(unpacked(made.rows(slice(5, 6))), values[5:6])
     odd = made.columns(3, 64)
     assert odd is None if made.unit > 1 else torch.equal(odd.unpacked(), values[:, 3:67])
+
+
+def before_a_protected_page(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides. The process crashes if anything reads or writes beyond its last byte."""
+    size = 1 + sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    octets = size * tensor.itemsize
+    pages = -(-octets // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)) + pages)
+    assert ctypes.CDLL(None).mprotect(address, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    flat = torch.frombuffer(memory, dtype=tensor.dtype, count=size, offset=pages - octets)
+    return flat.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+@pytest.mark.parametrize(("layout", "bits"), LAYOUTS)
+@pytest.mark.parametrize("rows", [slice(5, 6), slice(3, 40), slice(8, 48)])
+@pytest.mark.parametrize("inputs", [33, 40, 96])
+def test_packing_keeps_within_the_memory_of_the_file_and_of_the_weight(layout, bits, rows, inputs):
+    if inputs % {"halves": 32, "signed blocks": 32}.get(layout, 1):
+        inputs = 32
+    codes = np.random.default_rng(inputs).integers(0, 1 << bits, (48, inputs), dtype=np.uint8)
+    made = stored_codes(layout, bits, codes).rows(rows)
+    values, scales = unpacked(made), numbers(48, -(-inputs // 32)).half()[rows]
+    if isinstance(made, StoredCodes):
+        made = dataclasses.replace(made, data=before_a_protected_page(made.data))
+    kind, more = (Int8Weight, ()) if bits == 8 else (Int4Weight, (None,))
+    empty = lambda shape, dtype: before_a_protected_page(torch.zeros(shape, dtype=dtype))  # noqa: E731
+    for tiling in (AVX2, AVX512, BASE):
+        found = pack(kind(made, before_a_protected_page(scales), *more, 32), tiling, None, empty)
+        assert torch.equal(found.data, pack(kind(values, scales, *more, 32), tiling).data)
 
 
 @pytest.mark.parametrize(("layout", "bits"), LAYOUTS)

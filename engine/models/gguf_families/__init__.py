@@ -89,7 +89,8 @@ def stated_modules(file: Path) -> Modules | None:
     """Return the pooling of a file of an embedding model, with the projections after it, or None. Raises
     CheckpointError for a pooling that is not supported."""
     found = read_gguf(file)
-    key = f"{found.require('general.architecture')}.pooling_type"
+    kind = found.require("general.architecture")
+    key = f"{kind}.pooling_type"
     stated = found.keys.get(key, 0)
     if stated not in _POOLS:
         what = "a reranker, which is not supported from GGUF" if stated == _RERANKER else "supported are 0 to 3"
@@ -99,13 +100,18 @@ def stated_modules(file: Path) -> Modules | None:
         return None
     own = {tensor.name: tensor for tensor in found.tensors}
     stages, stored = list[Dense](), list[tuple[str, TensorInfo]]()
+    width = found.keys.get(f"{kind}.embedding_length")
     for name in DENSE:
-        weight = own.get(f"{name}.weight")
+        weight, bias = own.get(f"{name}.weight"), own.get(f"{name}.bias")
         if weight is None:
             continue
-        if len(weight.shape) != 2:
-            raise CheckpointError(f"{file}: {name}.weight has shape {list(weight.shape)}; it must be a matrix")
-        stages.append(dense_stage(name, "linear", weight.shape[1], weight.shape[0], bias=f"{name}.bias" in own))
+        shape = weight.shape
+        if len(shape) != 2 or shape[1] != (width or shape[1]):
+            raise CheckpointError(f"{file}: {name}.weight has shape {list(shape)}; it must be [outputs, {width}]")
+        if bias is not None and bias.shape != shape[:1]:
+            raise CheckpointError(f"{file}: {name}.bias has shape {list(bias.shape)}; it must be [{shape[0]}]")
+        width = shape[0]
+        stages.append(dense_stage(name, "linear", shape[1], shape[0], bias=bias is not None))
         stored += [(one, TensorInfo(*_place(own[one]))) for one in (f"{name}.weight", f"{name}.bias") if one in own]
     return Modules(pool, tuple(stages), normalizes=True, stored=tuple(stored))
 

@@ -1,5 +1,6 @@
 """Keys of GGUF files, and the settings that most kinds of files state in the same keys."""
 
+import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class Keys:
         found = self.file.require(name) if default is None else self.file.keys.get(name, default)
         if isinstance(found, tuple) and len(set(found)) == 1:
             found = found[0]
-        if isinstance(found, bool) or not isinstance(found, int | float) or found <= 0:
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
             raise CheckpointError(f"{self.file.path}: {name} is {found!r}; it must be a number above 0")
         return found
 

@@ -105,9 +105,8 @@ def nomic_moe(tensors: dict[str, torch.Tensor], config: Any, ids: list[int]) -> 
     return x
 
 
-@pytest.mark.parametrize("by", ["torch", *usable()[:1]])
-def test_experts_of_nomic_embed_are_routed_in_every_second_layer(by: str, tmp_path: Path) -> None:
-    """Its code is not part of transformers."""
+def written_nomic_moe(folder: Path, **more: object) -> tuple[dict[str, torch.Tensor], Any, Path]:
+    """Return the tensors, the configuration and the file of a model, whose code is not part of transformers."""
     config = transformers.NomicBertConfig(**SIZES, layer_norm_eps=1e-5, num_local_experts=5)
     draw, hidden, inner = torch.Generator().manual_seed(7), config.hidden_size, config.intermediate_size
     shapes = {
@@ -127,12 +126,33 @@ def test_experts_of_nomic_embed_are_routed_in_every_second_layer(by: str, tmp_pa
     tensors = {f"{name}.weight": torch.randn(shape, generator=draw) * 0.3 for name, shape in (shapes | biased).items()}
     tensors |= {f"{name}.bias": torch.randn(shape[:1], generator=draw) * 0.3 for name, shape in biased.items()}
     keys = {"pooling_type": 1, "moe_every_n_layers": 2, "expert_count": 5, "expert_used_count": 2}
-    model = SimpleNamespace(config=config)
-    path = write_gguf(
-        tmp_path / "m.gguf", model, Kind("nomic-bert-moe", keys | {"rope.freq_base": 1e4}), source=tensors
-    )
+    kind = Kind("nomic-bert-moe", keys | {"rope.freq_base": 1e4} | more)
+    path = write_gguf(folder / "m.gguf", SimpleNamespace(config=config), kind, source=tensors)
+    return tensors, config, path
+
+
+@pytest.mark.parametrize("by", ["torch", *usable()[:1]])
+def test_experts_of_nomic_embed_are_routed_in_every_second_layer(by: str, tmp_path: Path) -> None:
+    tensors, config, path = written_nomic_moe(tmp_path)
     ids = prompt(13)
     close(Runner(path, by).hidden([ids])[0], nomic_moe(tensors, config, ids))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("expert_count", 2**31 - 1, "num_experts is 2147483647; it must be at most 87,381"),
+        ("expert_used_count", 6, "num_experts_per_tok is 6, but num_experts is 5"),
+        ("expert_count", 6, r"blk\.1\.ffn_up_exps\.weight has shape \[5, 66, 48\], without expert 5"),
+        ("attention.layer_norm_epsilon", float("nan"), r"nomic-bert-moe\.attention\.layer_norm_epsilon is nan"),
+        ("rope.freq_base", float("inf"), r"nomic-bert-moe\.rope\.freq_base is inf; it must be a number above 0"),
+    ],
+)
+def test_absurd_numbers_of_experts_are_refused(key: str, value: float, what: str, tmp_path: Path) -> None:
+    """An absurd number of experts would fill the memory with their declaration."""
+    *_, path = written_nomic_moe(tmp_path, **{key: value})
+    with pytest.raises(CheckpointError, match=what):
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize("types", [{}, {"dense_3": Type.Q8_0}])
@@ -154,6 +174,24 @@ def test_projections_after_the_pooling_are_in_the_file(types: dict[str, Type], t
     for by in ("torch", *usable()[:1]):
         vector = Runner(path, by).pooled([ids], Pooling(task="embed"))[0]
         close(vector, torch.nn.functional.normalize(model.output(ids).mean(0) @ first.T @ second.T, dim=0))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "what"),
+    [
+        ({"dense_2.weight": (64, 40)}, r"dense_2\.weight has shape \[64, 40\]; it must be \[outputs, 48\]"),
+        ({"dense_2.weight": (64, 48), "dense_3.weight": (40, 60)}, r"dense_3\.weight .*; it must be \[outputs, 64\]"),
+        ({"dense_2.weight": (64, 48), "dense_2.bias": (63,)}, r"dense_2\.bias has shape \[63\]; it must be \[64\]"),
+        ({"dense_2.weight": (2, 32, 48)}, r"dense_2\.weight has shape \[2, 32, 48\]"),
+        ({"dense_2.bias": (64,)}, r"has the tensor dense_2\.bias, which the declared model does not use"),
+    ],
+)
+def test_projections_of_wrong_shapes_are_refused(shapes: dict[str, tuple[int, ...]], what: str, tmp_path: Path) -> None:
+    model, _ = written("gemma-embedding", tmp_path)
+    source = load_file(model.path / "model.safetensors") | {name: torch.ones(shape) for name, shape in shapes.items()}
+    path = write_gguf(tmp_path / "d.gguf", model.model(), Kind(*CASES["gemma-embedding"]), source=source)
+    with pytest.raises(CheckpointError, match=rf"d\.gguf: {what}"):
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize(
