@@ -35,8 +35,10 @@ class Keys:
         found = self.file.require(name) if default is None else self.file.keys.get(name, default)
         if isinstance(found, tuple) and len(set(found)) == 1:
             found = found[0]
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+        if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
             raise CheckpointError(f"{self.file.path}: {name} is {found!r}; it must be a number above 0")
+        if found == math.inf:
+            raise CheckpointError(f"{self.file.path}: {name} is inf; it must be finite")
         return found
 
     def largest(self, key: str, default: float | None = None) -> Any:
