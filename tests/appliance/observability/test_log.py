@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from appliance.observability.log import RequestLog, Subject, set_up_logging
+from tests.appliance.conftest import until
 
 CANARY = "canary-3f9a"
 
@@ -156,8 +157,16 @@ def test_access_log_omits_probes_and_has_the_request_id(start_gateway, engine, l
         gateway.client.get(path)
     gateway.client.get("/v1/models", headers={"x-request-id": "r-77"})
     gateway.client.get("/absent")
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    access = [line for line in lines if line["logger"] == "requests"]
+
+    def logged_requests():
+        lines = [json.loads(line) for line in out.getvalue().splitlines()]
+        return [line for line in lines if line["logger"] == "requests"]
+
+    until(
+        "the last request is logged, after its reply",
+        lambda: any(line["path"] == "/absent" for line in logged_requests()),
+    )
+    access = logged_requests()
     assert [(line["path"], line["status"], line["method"]) for line in access] == [
         ("/v1/models", 200, "GET"),
         ("/absent", 404, "GET"),
